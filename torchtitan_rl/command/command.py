@@ -4,6 +4,7 @@ torchtitan-rl train --config debug                          trains; train --help
 torchtitan-rl train --config my_package.configs:mine        the same with a config of your own, also path/to/file.py:function
 torchtitan-rl report outputs/debug                          writes a run's report.html; report --help shows the options
 torchtitan-rl export --run outputs/debug --output FOLDER    writes a Hugging Face folder for transformers and vLLM
+torchtitan-rl chat outputs/debug                            answers what you type, as the run's policy or a folder's model
 
 Environment variables of `train`:
   NGPU      processes on this node (default: its visible GPUs, or 1 without one)
@@ -16,21 +17,20 @@ import os
 import sys
 from collections.abc import Sequence
 
+from torchtitan_rl.command import programs
 from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.observe.report.__main__ import main as report
 from torchtitan_rl.run.node import check_build_tools, environment_kind, gpu_count
 
 QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run", "--preview"}
 """Options of `train` that one process answers, without a launcher."""
 
-READERS = {
-    "report": "torchtitan_rl.observe.report",
-    "export": "torchtitan_rl.command.export",
-}
-"""The module to run, by command."""
+READERS = {"report": report, "export": programs.export, "chat": programs.chat}
+"""What reads a run, by command: given the arguments, returns None or an exit code."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replace this process by the command's program. Returns only for --help, with 0, and for errors, with 2."""
+    """Runs the command and returns its exit code: 0, or 2 for wrong input. Training replaces this process."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(__doc__.strip())
@@ -39,8 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands, remedy = ["train", *READERS], "See torchtitan-rl --help."
         expected = f"one of {', '.join(commands)}"
         expect(name in commands, "torchtitan-rl COMMAND", name, expected, remedy)
-        module = training(rest) if name == "train" else [READERS[name], *rest]
-    except UserError as error:
+        if name in READERS:
+            return READERS[name](rest) or 0
+        module = training(rest)
+    except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return os.execv(sys.executable, [sys.executable, "-m", *module])

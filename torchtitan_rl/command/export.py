@@ -1,16 +1,9 @@
-"""Exports a run's checkpoint to a Hugging Face folder for transformers and vLLM. Needs no GPU, and memory for one file.
+"""Exports a run's checkpoint to a Hugging Face folder for transformers and vLLM. Needs no GPU, and memory for one file."""
 
-torchtitan-rl export --run outputs/debug-20261120-130000 --output exported/ [--step 100]
-
-A run with LoRA gives an adapter folder in float32, for peft and vLLM; with --merged, the base with the adapter in it.
-"""
-
-import argparse
 import json
 import shutil
-import sys
 from ast import literal_eval
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from torchtitan_rl import device  # noqa: F401  (before torchtitan and vLLM)
@@ -21,8 +14,7 @@ from safetensors.torch import save_file
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.command.registry import tell_repeated
-from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.errors import expect
 from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.lora.adapters import Lora, adapter_rows
 from torchtitan_rl.models.lora.folder import merged_weights, write_adapter
@@ -42,30 +34,8 @@ SHARD_BYTES = 4 * 2**30
 """Maximum bytes of a file and of the memory needed at once, unless a single tensor is larger."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(
-        prog="torchtitan-rl export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write")
-    parser.add_argument("--step", type=int, help="the checkpoint's step; default: the last")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    merged = "with LoRA: the merged model, added up in float32"
-    parser.add_argument("--merged", action="store_true", help=merged)
-    args = parser.parse_args(arguments)
-    tell_repeated(sys.argv[1:] if arguments is None else arguments)
-    try:
-        export(args.run, args.output, args.step, args.dtype, merged=args.merged)
-    except (UserError, OSError) as error:
-        parser.error(str(error))
-
-
-def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: bool = True) -> None:
-    """Writes checkpoint `step` (None: the last) of `run` to `output`.
+def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: bool = True) -> Path:
+    """Writes checkpoint `step` (None: the last) of `run` to `output`. Returns the checkpoint's folder.
 
     Args:
         merged: with LoRA, write the merged model and not an adapter folder.
@@ -73,16 +43,15 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     Raises:
         UserError: if the run, its checkpoint or its starting folder is missing, or `output` is not empty.
     """
-    start, checkpoint = start_of(run), find_checkpoint(run, step)
     is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
     expect(is_free, "--output", str(output), "a new folder", "Name another.")
+    start, checkpoint = start_of(run), find_checkpoint(run, step)
     spec, lora = spec_from_folder(start), lora_of(checkpoint)
     model, of_text = meta_model(spec), bool(getattr(spec.model, "part_of", ""))
     if lora and not merged:
         adapter = stored_adapter(spec, lora, checkpoint)
         write_adapter(adapter, lora.config, str(start.resolve()), output, of_text=of_text)
-        print(f"{output}: adapter {checkpoint.name} of {run}")
-        return
+        return checkpoint
     output.mkdir(parents=True, exist_ok=True)
     adapter_of, torch_dtype = spec.state_dict_adapter(spec.model, None), getattr(torch, dtype)
     if lora:
@@ -94,7 +63,7 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
         weights = whole_weights(weights, start)
     write_safetensors(weights, model.enable_weight_tying, output)
     copy_assets(start, output, dtype)
-    print(f"{output}: {checkpoint.name} of {run} in {dtype}")
+    return checkpoint
 
 
 def start_of(run: Path) -> Path:
@@ -191,7 +160,3 @@ def copy_assets(source: Path, output: Path, dtype: str) -> None:
     config = json.loads((output / "config.json").read_text())
     config["dtype"] = dtype
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -103,7 +103,7 @@ def test_help_names_every_command_and_another_one_is_refused(tmp_path):
     assert all(f"torchtitan-rl {name}" in run("--help", folder=tmp_path).stdout for name in ("train", *command.READERS))
     refused = run("trian", folder=tmp_path)
     assert refused.returncode == 2
-    assert "one of train, report, export" in refused.stderr
+    assert "one of train, report, export, chat" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from torchtitan_rl.command import export as script
+from torchtitan_rl.command.command import main as command
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 
@@ -41,8 +42,7 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(tmp_path):
 
 
 def test_an_option_that_is_given_twice_is_said(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        script.main(["--run", str(tmp_path), "--output", str(tmp_path), "--step", "20", "--step=100"])
+    command(["export", "--run", str(tmp_path), "--output", str(tmp_path), "--step", "20", "--step=100"])
     assert "--step is given 2 times: the last one counts\n" in capsys.readouterr().err
 
 

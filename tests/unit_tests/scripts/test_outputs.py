@@ -1,15 +1,16 @@
 """Scripts with an --output overwrite what they have written themselves, and nothing else."""
 
 import json
+import sys
 
 import pytest
 
 from scripts import make_arrivals, make_random_checkpoint, plot_run
-from torchtitan_rl.command import export
+from torchtitan_rl.command.command import main as command
 from torchtitan_rl.observe.report.__main__ import main as report
 
 MAINS = {
-    "export": export.main,
+    "export": lambda: command(["export", *sys.argv[1:]]),
     "make_arrivals": make_arrivals.main,
     "make_random_checkpoint": make_random_checkpoint.main,
     "plot_run": plot_run.main,

