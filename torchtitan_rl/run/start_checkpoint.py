@@ -19,7 +19,7 @@ START_CHECKPOINTS = Path("outputs/start_checkpoints")
 
 
 def prepare_start(config: "RunConfig") -> None:
-    """Prepare the folder of `hf_assets_path` and set `model_spec` from its config.json.
+    """Prepare the folder of `hf_assets_path`, make the path absolute, and set `model_spec` from its config.json.
 
     If the field is empty, the task creates the folder. If it is a name on the hub, the model is downloaded.
 
@@ -37,7 +37,8 @@ def prepare_start(config: "RunConfig") -> None:
         config.hf_assets_path = str(start)
     elif is_hub_name(config.hf_assets_path):
         config.hf_assets_path = str(folder_of(config.hf_assets_path))
-    config.model_spec = model_in(Path(config.hf_assets_path))
+    folder = Path(config.hf_assets_path).absolute()  # a run may be read from another working folder
+    config.hf_assets_path, config.model_spec = str(folder), model_in(folder)
 
 
 def model_in(folder: Path) -> "ModelSpec":

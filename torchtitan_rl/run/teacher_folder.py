@@ -42,6 +42,7 @@ def _prepared(
             teacher = str(recipe.checkpoint(config.task.build(), START_CHECKPOINTS))
         elif is_hub_name(teacher):
             teacher = str(folder_of(teacher))
+        teacher = str(Path(teacher).absolute())
         spec, tokenizer = model_in(Path(teacher)), load_tokenizer(teacher)
     except UserError as error:
         raise UserError(f"teacher, which is checked like a start: {error}") from error

@@ -19,7 +19,7 @@ def config(tmp_path, monkeypatch):
     return load_config("debug")
 
 
-def test_task_makes_a_start_checkpoint_if_no_folder_is_named(config, monkeypatch):
+def test_task_makes_a_start_checkpoint_if_no_folder_is_named(config, tmp_path):
     class WithStart(Task.Config):
         def start_checkpoint(self, cache_root):
             save_tiny_checkpoint(cache_root / "mine")
@@ -28,7 +28,7 @@ def test_task_makes_a_start_checkpoint_if_no_folder_is_named(config, monkeypatch
 
     config.task = WithStart()
     prepare_start(config)
-    assert config.hf_assets_path == "outputs/start_checkpoints/mine"
+    assert config.hf_assets_path == str(tmp_path / "outputs/start_checkpoints/mine")
 
 
 def test_model_is_read_from_the_folder(config, tmp_path):
