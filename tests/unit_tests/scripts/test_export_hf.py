@@ -6,6 +6,7 @@ import pytest
 
 from torchtitan_rl.command import export as script
 from torchtitan_rl.command.command import main as command
+from torchtitan_rl.command.programs import uses
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 
@@ -39,6 +40,27 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(tmp_path):
     output.mkdir()
     (output / "model.safetensors").write_text("")
     export_says("--output = .*expected a new folder")
+
+
+def test_a_relative_start_is_found_from_the_folder_of_the_runs_command(tmp_path, monkeypatch):
+    for folder in ("run", "outputs/start"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "outputs/start/config.json").write_text("{}")
+    described = {"hf_assets_path": "outputs/start", "folder_of_command": str(tmp_path)}
+    (tmp_path / "run/config.json").write_text(json.dumps(described))
+    monkeypatch.chdir(tmp_path / "run")
+    assert script.start_of(tmp_path / "run") == tmp_path / "outputs/start"
+
+
+def test_the_lines_to_chat_and_serve_name_what_can_be_loaded(tmp_path):
+    [chat, serve] = uses(tmp_path / "merged", tmp_path / "run")
+    assert chat.endswith(f"torchtitan-rl chat {tmp_path}/merged")
+    assert f"{tmp_path}/merged" in serve
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/base"}')
+    [chat, serve] = uses(tmp_path, tmp_path / "run")
+    assert chat.endswith(f"torchtitan-rl chat {tmp_path}/run")
+    assert " /base " in serve
+    assert serve.endswith(f"--lora-modules policy={tmp_path}")
 
 
 def test_an_option_that_is_given_twice_is_said(tmp_path, capsys):

@@ -215,6 +215,12 @@ def test_merged_export_equals_the_policy(run, tmp_path):
     assert_computes_the_same(model, trainer)
 
 
+def test_exported_weights_may_be_read_by_whom_the_umask_lets(run, tmp_path):
+    export_hf.export(run[1], tmp_path / "merged", None, "float32")
+    modes = {file.stat().st_mode for file in (tmp_path / "merged").glob("model*")}
+    assert modes == {(tmp_path / "merged" / "config.json").stat().st_mode}
+
+
 def base_of(adapter: Path) -> Path:
     """The folder of the model that an exported adapter belongs to."""
     return Path(json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"])
