@@ -7,7 +7,7 @@ from torchtitan_rl.algorithm import TokenTruncate
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.configs.debug import debug
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
-from torchtitan_rl.data.answers import KINDS
+from torchtitan_rl.data.answer_kinds import KINDS
 from torchtitan_rl.data.task import RewardFunction
 from torchtitan_rl.fields.number import number
 

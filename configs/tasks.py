@@ -77,7 +77,7 @@ def rows() -> RunConfig:
 
     docs/data.md describes the file.
     """
-    return _on(Rows.Config(answer_kind="tag"))
+    return _on(Rows.Config())
 
 
 def gsm8k() -> RunConfig:

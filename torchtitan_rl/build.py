@@ -114,6 +114,7 @@ def resolve(config: "RunConfig", *, world_size: int) -> Resolved:
     config.prompts.date = prompts_date(config)
     algorithm = validate(config, world_size=world_size)
     task = build_task(config.task)
+    config.task = getattr(task, "config", config.task)  # with what its data decides
     teaches = bool(config.teacher or config.teacher_hint)
     samples_training = algorithm.policy_loss.from_engine
     scorers = find_scorers(

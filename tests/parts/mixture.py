@@ -20,9 +20,7 @@ def two_tasks() -> RunConfig:
     config = debug()
     shares = {
         "sums": Share(task=config.task),
-        "rows": Share(
-            task=Rows.Config(path=str(path), answer_kind="number"), sampling=SamplingConfig(n=4, max_tokens=24)
-        ),
+        "rows": Share(task=Rows.Config(path=str(path)), sampling=SamplingConfig(n=4, max_tokens=24)),
     }
     config.task = Mixture.Config(tasks=shares)
     return config

@@ -8,9 +8,7 @@ import functools
 import math
 import re
 import unicodedata
-from collections.abc import Callable
 from fractions import Fraction
-from typing import Literal, NamedTuple
 
 from torchtitan_rl.data.tool_calls import without_thinking
 
@@ -104,26 +102,14 @@ _CHOICE = re.compile(
 _VERDICTS = {"yes": "true", "no": "false"}
 
 
-KindName = Literal["text", "tag", "box", "number", "choice"]
-
-
-class AnswerKind(NamedTuple):
-    """How one kind of answer is extracted and compared."""
-
-    extract: Callable[[str], str | None]
-    """Returns the answer in a text, or None if there is none."""
-    equal: Callable[[str, str], bool]
-    """Returns whether two answers are equal."""
-
-
 def last_number(text: str) -> str | None:
     """Returns the last number in the last box or <answer>, or else in the text; an expression that is no number as it is.
 
     Example: last_number("so 3 x 400 = 1,200.") == "1,200", and last_number("between 15-20") == "15-20".
     """
     text = without_thinking(text)
-    marked = _marked(text)
-    numbers = _numbers(text if marked is None else marked)
+    inside = marked(text)
+    numbers = _numbers(text if inside is None else inside)
     return numbers[-1] if numbers else None
 
 
@@ -151,9 +137,9 @@ def final_answer(text: str) -> str:
     Example: final_answer("so the answer is 12.") == "12"
     """
     text = without_thinking(text)
-    marked = _marked(text)
-    if marked is not None:
-        return marked.strip()
+    inside = marked(text)
+    if inside is not None:
+        return inside.strip()
     _, *after = _MARK.split(text)
     if after:
         return _bare(_SENTENCE_END.split(after[-1], maxsplit=1)[0])
@@ -234,12 +220,14 @@ def equal_words(answer: str, expected: str) -> bool:
     return equal_texts(left, right)
 
 
-def _equal_choices(answer: str, expected: str) -> bool:
+def equal_choices(answer: str, expected: str) -> bool:
+    """Returns whether both begin with the same letter, as "(E)" and "E. text" do."""
     letter = _letter(answer)
     return letter is not None and letter == _letter(expected)
 
 
-def _equal_values(answer: str, expected: str) -> bool:
+def equal_values(answer: str, expected: str) -> bool:
+    """Returns whether both are equal as numbers or as words."""
     return equal_numbers(answer, expected) or equal_words(answer, expected)
 
 
@@ -257,11 +245,11 @@ def _digits(text: str) -> str:
     return re.sub("[, ]", "", text)
 
 
-def _marked(text: str) -> str | None:
+def marked(text: str) -> str | None:
     """Returns what the last box holds, "" if it does not end; else the last <answer>, or None. "- 7" is "-7" there."""
     boxed = _boxed(text)
-    marked = last_tagged(text) if boxed is None else boxed
-    return marked and re.sub(r"(^|=)\s*-\s+(?=[\d.])", r"\1-", marked)
+    inside = last_tagged(text) if boxed is None else boxed
+    return inside and re.sub(r"(^|=)\s*-\s+(?=[\d.])", r"\1-", inside)
 
 
 def _boxed(text: str) -> str | None:
@@ -278,13 +266,3 @@ def _boxed(text: str) -> str | None:
         if depth == 0:
             return text[start + 1 : brace.start()]
     return ""
-
-
-KINDS = {
-    "text": AnswerKind(lambda text: without_thinking(text).strip(), equal_words),
-    "tag": AnswerKind(last_tagged, equal_words),
-    "box": AnswerKind(last_boxed, _equal_values),
-    "number": AnswerKind(last_number, equal_numbers),
-    "choice": AnswerKind(last_choice, _equal_choices),
-}
-"""Answer kinds by the name used in configs."""

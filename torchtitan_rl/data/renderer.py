@@ -95,8 +95,9 @@ class PromptRenderer(Configurable):
         self.tokenizer = tokenizer
         self._end_token_ids = set(end_token_ids) or {tokenizer.eos_token_id}
         self._max_completion_tokens = max_completion_tokens
+        self._members = task.members()
         self._tools = {
-            name: tool_schemas(member.tools()) or None for name, member in task.members().items()
+            name: tool_schemas(member.tools()) or None for name, member in self._members.items()
         }
         self._options = template_options(config)
         self._special = special_tokens(tokenizer)
@@ -142,11 +143,7 @@ class PromptRenderer(Configurable):
         if not prompt.messages:
             messages, text = None, f"{hint}\n\n{prompt.text}"
         else:
-            roles = [message["role"] for message in prompt.messages]
-            last = max((i for i, role in enumerate(roles) if role == "user"), default=-1)
-            question = prompt.messages[last]
-            messages = [*prompt.messages]
-            messages[last] = {**question, "content": f"{question['content']}\n\n{hint}"}
+            messages = _with_paragraph(prompt.messages, hint)
             text = self._chat_text(messages, prompt.tools or self._tools[prompt.task])
         [token_ids] = self._token_ids([text])
         whole = self._begun(token_ids, is_chat=bool(messages))
@@ -184,6 +181,8 @@ class PromptRenderer(Configurable):
         if not (example.messages and self._template):
             return _Rendered(example, None, self._plain_text(example))
         messages = self._with_preface(example.messages)
+        request = self._members[example.task].answer_request("\n".join(strings(messages)))
+        messages = _with_paragraph(messages, request) if request else messages
         shown = messages[-1].get("content")
         try:
             text = self._chat_text(messages, self._tools_of(example))
@@ -232,7 +231,9 @@ class PromptRenderer(Configurable):
         )  # fmt: skip
         system = [self.config.system_prompt] if self.config.system_prompt else []
         shown = [question + answer for question, answer in self.config.few_shot]
-        return "\n\n".join([*system, *shown, example.text])
+        text = "\n\n".join([*system, *shown, example.text])
+        request = self._members[example.task].answer_request(text)
+        return f"{request}\n\n{text}" if request else text
 
     def _chat_text(
         self, messages: list[Message], tools: Tools | None, *, add_generation_prompt: bool = True
@@ -325,6 +326,15 @@ def template_options(config: PromptRenderer.Config) -> dict[str, Any]:
             f"prompts.date = {config.date!r}: expected a date such as 2026-11-26. Leave it out for the day of the start."
         ) from error
     return {"enable_thinking": config.enable_thinking, "strftime_now": day.strftime}
+
+
+def _with_paragraph(messages: Sequence[Message], paragraph: str) -> list[Message]:
+    """Returns the messages with a paragraph more at the end of the last user message."""
+    roles = [message["role"] for message in messages]
+    last = max((i for i, role in enumerate(roles) if role == "user"), default=-1)
+    question = messages[last]
+    longer = {**question, "content": f"{question['content']}\n\n{paragraph}"}
+    return [message if message is not question else longer for message in messages]
 
 
 class _Rendered(NamedTuple):

@@ -7,7 +7,7 @@ from decimal import Decimal
 from numbers import Real
 from typing import Any
 
-from torchtitan_rl.data.answers import OR, last_tagged
+from torchtitan_rl.data.answers import OR
 from torchtitan_rl.data.chat_messages import REASONING, Message
 from torchtitan_rl.data.row_messages import (
     check_has_no_media,
@@ -316,10 +316,6 @@ class RowReader:
             raise RowError(
                 f"{self.answer_column!r} is neither text nor a number; a dotted name, such as {self.answer_column}.value, "
                 "looks inside"
-            )
-        if self._config.answer_kind == "tag" and last_tagged(str(answer)) is not None:
-            raise RowError(
-                f"{self.answer_column!r} has <answer> tags itself; write what is between them"
             )
         return self._read_answer(str(answer))
 

@@ -3,17 +3,20 @@
 import functools
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from torchtitan_rl.data.answers import KINDS, OR, KindName
+from torchtitan_rl.data.answer_kinds import KINDS, TAG, TAG_REQUEST, KindName, chosen_kind
+from torchtitan_rl.data.answers import OR, marked
 from torchtitan_rl.data.row_reader import ANSWER_COLUMNS, RowReader
 from torchtitan_rl.data.row_set import RowSet
-from torchtitan_rl.data.table import Table, load_table
+from torchtitan_rl.data.table import RowError, Table, load_table
 from torchtitan_rl.data.task import (
     Example,
     Faults,
@@ -27,7 +30,10 @@ from torchtitan_rl.errors import expect
 from torchtitan_rl.events import heartbeat, progress
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.references import from_caller
+from torchtitan_rl.text import strings
 
+_NUM_JUDGED = 1000
+"""Rows from which answer_kind "auto" is chosen, the first of the table."""
 _REMEDY = "Correct the rows that are left out, or what they name, or add rows with other prompts."
 
 
@@ -91,9 +97,11 @@ class Rows(Task):
         """Column with the right answer, text, a number, or a list of which any is right; a dotted name, such as reward_model.ground_truth, looks into an
         object or its JSON text. Empty: the first existing one of answer, expected_answer, ground_truth. Without an answer column, only the reward functions in grader.rewards judge."""
 
-        answer_kind: KindName = "text"
-        """The answer in a completion. text: all of it. tag: the content of the last <answer>...</answer>. box: the content of the
-        last \\boxed{}, as number or text. number: the last number, by value. choice: the letter that the final answer begins with."""
+        answer_kind: Literal["auto", KindName] = "auto"
+        """The answer in a completion. text: all of it, or the final answer in it. tag: the content of the last
+        <answer>...</answer>, which prompts that do not name the tag are given a request for. box: the content of the last
+        \\boxed{}. number: the last number, by value. choice: the letter that the final answer begins with. math: LaTeX in the
+        final answer. auto: tag if the prompts ask for it, else number, choice, math or text, by the expected answers."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -104,8 +112,12 @@ class Rows(Task):
         if config.held_out_split == defaults["held_out_split"] and not config.held_out_path:
             self._held_out_split = "" if place.is_file() else config.held_out_split
         table = load_table(config.path, subset=config.subset, split=config.split)
-        self._train = self._part(table)
-        progress(self._train.reader.summary())
+        reader = self._reader(table)
+        progress(reader.summary())
+        if config.answer_kind == "auto":
+            self.config = replace(config, answer_kind="text")  # the choice reads any answer
+            self.config = replace(config, answer_kind=self._chosen_kind(reader))
+        self._train = self._part(reader)
         self._held_out = self._held_out_parts()
         there = f"rows for training and held-out rows, but: {self._train.describe('for training')}"
         expect(len(self._train.kept) > 0, "task.path", config.path, there, _REMEDY)
@@ -181,6 +193,12 @@ class Rows(Task):
         """Returns whether the answers are equal by task.answer_kind."""
         return KINDS[self.config.answer_kind].equal(answer, expected_answer)
 
+    def answer_request(self, prompt: str) -> str:
+        """Returns a request for tags, if they are read and the prompt has none. A template or a warm_start says how it is asked."""
+        config = self.config
+        is_asked = TAG in prompt or config.template or config.warm_start
+        return TAG_REQUEST if config.answer_kind == "tag" and not is_asked else ""
+
     def judge(self, answer: str | None, prompt: Any) -> bool | None:
         """Returns whether the answer is right, or None if the rows have no answers."""
         return super().judge(answer, prompt) if self.has_answers else None
@@ -188,10 +206,10 @@ class Rows(Task):
     def expected_answer(self, text: str) -> str | None:
         """Returns the answer in a row's answer column, or None if it is invalid. Override it to parse the column.
 
-        That of a solution which ends as gsm8k's do, "He has 2.\n#### 2", is what follows the ####.
+        That of a solution is what follows the #### at its end, "He has 2.\n#### 2", or what its last \\boxed{} or <answer> holds.
         """
         last_line = re.search(r"^####[^\S\n]*([^\n]+)$\s*\Z", text, re.MULTILINE)
-        text = last_line[1].strip() if last_line else text
+        text = last_line[1].strip() if last_line else marked(text) or text
         # As a number, "abc" does not even equal itself.
         return text if KINDS[self.config.answer_kind].equal(text, text) else None
 
@@ -213,9 +231,8 @@ class Rows(Task):
         for name, path in paths.items():
             field = f"task.held_out_paths {name}" if name else "task.held_out_path"
             split = self._held_out_split or "train"
-            parts[name] = self._part(
-                load_table(path, subset=config.subset, split=split, field=field)
-            )
+            table = load_table(path, subset=config.subset, split=split, field=field)
+            parts[name] = self._part(self._reader(table))
             has_answers = bool(parts[name].reader.answer_column)
             expect(
                 has_answers or not self.has_answers, field, path,
@@ -226,9 +243,25 @@ class Rows(Task):
             )
         return parts
 
-    def _part(self, table: Table) -> RowSet:
-        with heartbeat(f"read {table.name}"):
-            return RowSet(RowReader(table, self.config, self.expected_answer, self.answer_columns))
+    def _chosen_kind(self, reader: RowReader) -> KindName:
+        """Returns the kind of answers that the first rows show, and says so."""
+        shown = []
+        for _, row in islice(reader.table.numbered_rows(), _NUM_JUDGED):
+            with suppress(RowError):  # a row that is left out
+                example = reader.example(row)
+                shown.append((" ".join(strings(example.messages)), example.expected_answer))
+        kind, why = chosen_kind([(prompt, answer) for prompt, answer in shown if answer])
+        if reader.answer_column and type(self).extract_answer is Rows.extract_answer:
+            progress(why)
+        return kind
+
+    def _reader(self, table: Table) -> RowReader:
+        with heartbeat(f"read the columns of {table.name}"):
+            return RowReader(table, self.config, self.expected_answer, self.answer_columns)
+
+    def _part(self, reader: RowReader) -> RowSet:
+        with heartbeat(f"read {reader.table.name}"):
+            return RowSet(reader)
 
 
 @functools.lru_cache(maxsize=4)

@@ -141,6 +141,10 @@ class Task(OwnConfig, ABC):
         """
         return self.is_correct(answer, prompt.expected_answer)
 
+    def answer_request(self, prompt: str) -> str:
+        """Text to add to a prompt that does not ask for the form in which answers are read; "" if there is nothing to ask for."""
+        return ""
+
     def epoch(self, num_seen: int) -> float | None:
         """Passes over the training examples after `num_seen` of them; None: they never repeat."""
         return None

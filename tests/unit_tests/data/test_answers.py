@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from torchtitan_rl import rewards
-from torchtitan_rl.data.answers import KINDS, OR, as_number, equal_texts, final_answer, last_number
+from torchtitan_rl.data.answer_kinds import KINDS
+from torchtitan_rl.data.answers import OR, as_number, equal_texts, final_answer, last_number
 from torchtitan_rl.data.math_answers import equal_math
 from torchtitan_rl.data.rows import Rows
 from torchtitan_rl.data.tasks.gsm8k import Gsm8k

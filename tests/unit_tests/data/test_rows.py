@@ -366,6 +366,34 @@ def test_rows_with_an_unreadable_answer_are_left_out_and_named(build, capsys):
         build(rows[9:], answer_kind="number")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "answers", "kind", "expected"),
+    [
+        ("What is {}?", ["The sum is 4.\n#### 4", "1,200", *range(40, 80), "none"], "number", "1,200"),
+        ("What is {}?", [r"so $\boxed{\sqrt{2}}$", "4", r"(1, 2)"], "math", r"\sqrt{2}"),
+        ("What is {}?\nA) 1\nB) 2", ["A", "B", "A"], "choice", "B"),
+        ("What is {}?", ["A", "B", "A"], "text", "B"),
+        ("Sort {}", ["1, 2, 3", "2, 3, 4", "5"], "text", "2, 3, 4"),
+        ("Sort {} and write <answer>1</answer>", ["1", "2", "3"], "tag", "3"),
+        ("Say {}", ["", "", ""], "text", ""),
+    ],
+)  # fmt: skip
+def test_answers_are_read_as_prompts_and_answers_show_unless_a_kind_is_set(
+    build, capsys, prompt, answers, kind, expected
+):
+    rows = [{"prompt": prompt.format(i), "answer": answer} for i, answer in enumerate(answers)]
+    more = {"held_out_share": 0.01} if any(answers) else {"answer_column": ""}
+    if not any(answers):
+        rows = [{"prompt": row["prompt"]} for row in rows]
+    task = build(rows, **more)
+    assert task.config.answer_kind == kind
+    assert expected in {task.train_example(i, seed=0).expected_answer for i in range(len(rows))} | {
+        example.expected_answer for example in task.held_out_examples(1)
+    }
+    assert (f"answers are read as {kind} (" in capsys.readouterr().out) == any(answers)
+    assert build(rows, answer_kind="box", **more).config.answer_kind == "box"
+
+
 def test_unavailable_hub_data_set_is_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
     with pytest.raises(

@@ -9,6 +9,7 @@ from tokenizers import processors
 
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
+from torchtitan_rl.data.rows import Rows
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.errors import UserError
 
@@ -135,6 +136,21 @@ def test_a_hint_ends_the_question_and_names_no_special_token(tokenizer, chat):
     assert hinted.text == wanted
     assert hinted.token_ids.tolist() == tokenizer(wanted, add_special_tokens=not chat)["input_ids"]
     assert (hinted.prompt_idx, hinted.expected_answer) == (prompt.prompt_idx, prompt.expected_answer)
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_prompt_that_does_not_name_the_tags_that_are_read_is_given_a_request(tokenizer, tmp_path, chat):
+    tokenizer.chat_template = CHAT_TEMPLATE if chat else None
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"prompt": "What is {i}?", "answer": {i}}}\n' for i in range(3)))
+
+    def asked(template="", **config):
+        task = Rows.Config(path=str(tmp_path / "a.jsonl"), answer_kind="tag", template=template).build()
+        return stream(tokenizer, task=task, **config).at(0).text
+
+    assert "Give the final answer between <answer> and </answer>." in asked()
+    assert asked().endswith("</answer>.<a>" if chat else "?")
+    assert "between" not in asked(system_prompt="Write <answer>")
+    assert "between" not in asked("{prompt}")
 
 
 def test_messages_without_a_chat_template_are_an_error_with_the_remedy(tokenizer):

@@ -3,7 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from torchtitan_rl.data.answers import KindName, first_number, last_boxed
+from torchtitan_rl.data.answer_kinds import KindName
+from torchtitan_rl.data.answers import first_number, last_boxed
 from torchtitan_rl.data.rows import Rows
 from torchtitan_rl.data.tool_calls import without_thinking
 

@@ -3,8 +3,9 @@
 import re
 from dataclasses import dataclass
 
+from torchtitan_rl.data.answer_kinds import KindName
 from torchtitan_rl.data.answers import last_boxed
-from torchtitan_rl.data.math_answers import equal_math, is_math
+from torchtitan_rl.data.math_answers import is_math
 from torchtitan_rl.data.rows import Rows
 
 _SENTENCE = re.compile(r"(?!(?:and|or)\b)\b[A-Za-z]{2,}\b[^$]*\$")
@@ -27,6 +28,7 @@ class Math(Rows):
         template: str = (
             "{problem}\nReason step by step, and put the final answer within \\boxed{{}}."
         )
+        answer_kind: KindName = "math"
 
     def extract_answer(self, text: str) -> str | None:
         r"""Returns the content of the last \boxed{}."""
@@ -41,7 +43,3 @@ class Math(Rows):
         if answer and ("\\blacksquare" in answer or _SENTENCE.search(_FORMULA.sub("$", answer))):
             return ""
         return answer if answer and is_math(answer) else None
-
-    def equal(self, answer: str, expected_answer: str) -> bool:
-        """Returns whether both are equal; False if math-verify needs more than 4 s of CPU time."""
-        return equal_math(answer, expected_answer)

@@ -74,6 +74,13 @@ class Mixture(Task):
             check_metric_name(name, field)
         self._names = names
         self._members = {name: share.task.build() for name, share in config.tasks.items()}
+        self.config = replace(
+            config,
+            tasks={
+                name: replace(share, task=getattr(self._members[name], "config", share.task))
+                for name, share in config.tasks.items()
+            },
+        )
         weights = np.array([share.weight for share in config.tasks.values()])
         self._weights = weights / weights.sum()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from torchtitan_rl.data.answers import KINDS, KindName
+from torchtitan_rl.data.answer_kinds import KINDS, TAG_REQUEST, KindName
 from torchtitan_rl.data.task import Example, RewardFunction, Task, completion_text
 from torchtitan_rl.data.tasks.procedural import ProceduralTask, plain_example
 from torchtitan_rl.errors import UserError, expect
@@ -34,7 +34,7 @@ class ReasoningGym(ProceduralTask):
         settings: list[tuple[str, str]] = field(default_factory=list)
         """Settings of individual tasks, as task.setting and a JSON value, such as chain_sum.max_terms 3."""
 
-        instruction: str = "Give the final answer between <answer> and </answer>."
+        instruction: str = TAG_REQUEST
         """Text added to each question as a separate paragraph. Empty: nothing."""
 
         answer_kind: KindName = "tag"
