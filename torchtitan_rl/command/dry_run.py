@@ -34,8 +34,14 @@ if TYPE_CHECKING:
 NUM_PROMPTS = 5
 ANSWER_CHARACTERS = 10_000
 """Answers are shown and tokenized up to this length."""
-_FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "[ANSWER] {}")
-"""Forms of an answer, tried until the task accepts one as correct."""
+_FORMS = {
+    "": "{}",
+    "<answer>": "<answer>{}</answer>",
+    "\\boxed": "\\boxed{{{}}}",
+    "####": "#### {}",
+    "[ANSWER]": "[ANSWER] {}",
+}
+"""Forms of an answer by their sign, tried until the task accepts one as correct."""
 
 
 def show_run(config: "RunConfig", *, world_size: int) -> None:
@@ -150,9 +156,11 @@ def _rewards(
 
     # An answer follows the thinking.
     begin = dict(THINKING_TAGS).get(opened_thinking(prompt.text), "")
-    forms = [begin + form for form in _FORMS]
-    accepted = [form for form in forms if judged(form.format(prompt.expected_answer))]
-    form = accepted[0] if accepted else forms[0]
+    signs = sorted(_FORMS, key=lambda sign: (sign not in prompt.text, not sign))  # asked for first
+    forms = {sign: begin + _FORMS[sign] for sign in signs}
+    accepted = [sign for sign in signs if judged(forms[sign].format(prompt.expected_answer))]
+    sign = accepted[0] if accepted else ""
+    form = forms[sign]
     expected = [form.format(each.expected_answer[:ANSWER_CHARACTERS]) for each in prompts]
     wrong = next((text for text in expected[1:] if not judged(text)), form.format("wrong"))
     answers = {"right": expected[0], "wrong": wrong, "empty": ""}
@@ -168,14 +176,23 @@ def _rewards(
         lines.append(
             "(this task accepts no known form of the expected answer: the first line is a guess)"
         )
-    whole = "environment_reward" not in grader.reward_names  # that needs a conversation
-    right, other = group.samples[:2]
-    rewarded = None not in (right.reward, other.reward)
-    if whole and right.correct and rewarded and right.reward <= other.reward:
+    if sign not in prompt.text:
+        lines.append(
+            f"(an answer counts only with {sign}, and the prompt does not ask for it: a policy that does not write it by itself is "
+            "always wrong. Ask for it with --prompts.system-prompt, or choose another --task.answer-kind)"
+        )
+    # The environment's reward needs a conversation.
+    if "environment_reward" not in grader.reward_names and _is_turned_round(*group.samples[:2]):
         lines.append(
             "(the right answer gets no more than the wrong one: is a sign or a comparison the wrong way round?)"
         )
     return "\n".join(lines)
+
+
+def _is_turned_round(right: ScoredCompletion, wrong: ScoredCompletion) -> bool:
+    """Whether the answer that is judged right has no higher reward than the wrong one."""
+    rewarded = None not in (right.reward, wrong.reward)
+    return bool(right.correct) and rewarded and right.reward <= wrong.reward
 
 
 def _completion(index: int, text: str, tokenizer: PreTrainedTokenizerBase) -> Completion:

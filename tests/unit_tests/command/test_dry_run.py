@@ -108,6 +108,21 @@ def test_a_dry_run_says_that_the_right_answer_gets_no_more_than_the_wrong_one(st
     assert ("the right answer gets no more than the wrong one" in capsys.readouterr().out) == said
 
 
+@pytest.mark.parametrize(
+    ("kind", "right"), [("auto", "red"), ("tag", "<answer>red</answer>"), ("box", r"\\boxed{red}")]
+)
+def test_a_dry_run_says_that_nothing_asks_for_the_form_of_its_right_answer(start, tmp_path, capsys, kind, right):
+    rows = [{"prompt": f"What is {i}?", "answer": "red"} for i in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ["--hf-assets-path", str(start), f"--task.path={tmp_path / 'rows.jsonl'}", "--task.answer-kind", kind]
+    sizes = ["--prompts.max-prompt-tokens=256", "--generator.max-model-len=512"]
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "rows", *options, *sizes])
+    shown = capsys.readouterr().out
+    assert f"right  '{right}': reward 1 " in shown
+    assert ("the prompt does not ask for it" in shown) == (kind == "box")
+
+
 def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_path):
     (tmp_path / "my_rewards.py").write_text("def fails(completions, **_):\n    return completions[0]['role']\n")
     options = ["--hf-assets-path", str(start), "--grader.rewards", f"{tmp_path}/my_rewards.py:fails"]
