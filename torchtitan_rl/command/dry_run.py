@@ -7,7 +7,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from torchtitan_rl.build import build_prompts, resolve
@@ -15,10 +14,9 @@ from torchtitan_rl.data.end_tokens import THINKING_TAGS
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.tool_calls import opened_thinking
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.observe.tokens import pieces
 from torchtitan_rl.rewards import RewardError
 from torchtitan_rl.run.dump_folder import check_writable, lock
-from torchtitan_rl.run.memory import fsdp_shards, teacher_spec
+from torchtitan_rl.run.memory import fsdp_shards, parameter_count, teacher_spec
 from torchtitan_rl.run.resume import choose_resume, config_fields
 from torchtitan_rl.run.run_end import LOCK
 from torchtitan_rl.run.start_checkpoint import load_tokenizer
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from torchtitan_rl.data.tasks import Task
     from torchtitan_rl.rewards import Grader
 
-NUM_PROMPTS = 5
+NUM_PROMPTS, NUM_DEMONSTRATIONS = 5, 3
 ANSWER_CHARACTERS = 10_000
 """Answers are shown and tokenized up to this length."""
 _FORMS = {
@@ -45,34 +43,35 @@ _FORMS = {
 
 
 def show_run(config: "RunConfig", *, world_size: int) -> None:
-    """Print layout, memory, five prompts, and what is learned of the first or the rewards of answers to it.
+    """Print layout, memory, and a few prompts, with what is learned of each or with the rewards of answers to the first.
 
     Raises the errors of a run.
     """
     resolved = resolve(config, world_size=world_size)
     config, task, algorithm = resolved.config, resolved.task, resolved.algorithm
+    samples, learns = config.needs_engine(algorithm), not algorithm.policy_loss.from_engine
     tokenizer = load_tokenizer(config.hf_assets_path)
     if config.teacher:
         spec = teacher_spec(config)
         named = f"{spec.name} {spec.flavor} from {config.teacher}"
         _show("teacher", f"{named}, with the policy's vocabulary")
     _show("run folder", _run_folder(config, config_fields(config, algorithm)))
-    _show("layout", _layout(config, world_size))
+    _show("layout", _layout(config, world_size, samples=samples, learns=learns))
     _show("memory", "\n".join(filter(None, [resolved.dtype_choice, resolved.memory])))
     stream, _, _ = build_prompts(resolved, tokenizer)
-    prompts = stream.next_batch(NUM_PROMPTS)
+    num = NUM_DEMONSTRATIONS if learns else NUM_PROMPTS
+    prompts = stream.next_batch(num)
     for number, prompt in enumerate(prompts, start=1):
-        number_and_task = ", ".join(filter(None, [f"{number} of {NUM_PROMPTS}", prompt.task]))
-        title = f"prompt {number_and_task}: {len(prompt.token_ids)} tokens"
+        number_and_task = ", ".join(filter(None, [f"{number} of {num}", prompt.task]))
         shown = prompt.text
-        if config.needs_engine(algorithm):
+        if learns:
+            shown += f"\n{_learned(prompt.demonstration, tokenizer)}"
+        elif samples:
             shown += f"\n-- expected answer: {head_and_tail(prompt.expected_answer, ANSWER_CHARACTERS)!r}"
-        _show(title, shown)
+        _show(f"prompt {number_and_task}: {len(prompt.token_ids)} tokens", shown)
     if config.teacher_hint:
         _show("prompt 1 as the teacher reads it", _hinted(config, stream, prompts[0]))
-    if not algorithm.policy_loss.from_engine:
-        _show("prompt 1 and its demonstration as tokens", _learned(prompts[0], tokenizer))
-    if config.needs_engine(algorithm):
+    if samples:
         with closing(config.grader.build(scorers=resolved.scorers)) as grader:
             rewards = _rewards(config, grader, task, prompts, tokenizer)
             _show("rewards of answers to prompt 1", rewards)
@@ -89,16 +88,16 @@ def _hinted(config: "RunConfig", stream: PromptStream, prompt: Prompt) -> str:
     return stream.hinted(prompt, hint).text
 
 
-def _learned(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The tokens of the prompt and its demonstration, those to learn in lines of their own."""
-    demonstration = prompt.demonstration
-    ids = np.concatenate([prompt.token_ids, demonstration.token_ids])  # [L]
-    learns = np.concatenate([np.zeros(len(prompt.token_ids), bool), demonstration.loss_mask])  # [L]
+def _learned(demonstration: Completion, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The demonstration's text as it is trained, with its end tokens: a line for each part that is learned, or read between them."""
     lines: list[str] = []
-    for learned, run in groupby(zip(learns.tolist(), ids.tolist(), strict=True), key=itemgetter(0)):
-        shown = " ".join(map(repr, pieces([token for _, token in run], tokenizer.decode)))
-        lines.append(f"{'learned' if learned else 'read   '} {shown}")
-    lines.append(f"{_plural(int(learns.sum()), 'token')} to learn of {len(ids)}")
+    tokens = zip(demonstration.loss_mask, demonstration.token_ids, strict=True)
+    for learned, run in groupby(tokens, key=itemgetter(0)):
+        ids = [int(token) for _, token in run]
+        text = head_and_tail(tokenizer.decode(ids), ANSWER_CHARACTERS)
+        lines.append(
+            f"-- {'learned' if learned else 'read'}, {_plural(len(ids), 'token')}: {text!r}"
+        )
     return "\n".join(lines)
 
 
@@ -115,18 +114,32 @@ def _run_folder(config: "RunConfig", fields: dict[str, Any]) -> str:
     return f"{folder}: {how} {found.checkpoint}"
 
 
-def _layout(config: "RunConfig", world_size: int) -> str:
-    """The ranks of policy and engines, and the sequences and updates of a step, as text."""
+def _layout(config: "RunConfig", world_size: int, *, samples: bool, learns: bool) -> str:
+    """The model, the ranks of policy and engines, and the sequences and updates of a step, as text.
+
+    Args:
+        samples: whether there are engines.
+        learns: whether training learns from demonstrations.
+    """
     p, tp = config.trainer.parallelism, config.generator.tensor_parallel_degree
-    shards = fsdp_shards(config, world_size)
+    shards, spec = fsdp_shards(config, world_size), config.model_spec
     prompts, n = config.num_prompts_per_step, config.sampling.n
     updates = config.trainer.num_epochs * config.trainer.num_minibatches
-    return (
-        f"{config.model_spec.name} {config.model_spec.flavor} from {config.hf_assets_path}\n"
+    engines = (
+        f"{_plural(world_size // tp, 'engine')} on {_plural(tp, 'rank')}{' each' if world_size > tp else ''}"
+        if samples
+        else "no engine, as nothing is sampled"
+    )
+    ranks = (
         f"{_plural(world_size, 'rank')}: the policy is sharded FSDP {shards} x TP {p.tensor_parallel_degree}, in "
-        f"{_plural(p.data_parallel_replicate_degree, 'replica')}; {_plural(world_size // tp, 'engine')} on "
-        f"{_plural(tp, 'rank')}{' each' if world_size > tp else ''}\n"
-        f"a step: {_plural(prompts, 'prompt')} x {n} completions = {prompts * n} sequences of up to "
+        f"{_plural(p.data_parallel_replicate_degree, 'replica')}; {engines}"
+    )
+    if world_size == 1:
+        ranks = f"one process trains{' and samples' if samples else '; nothing is sampled'}"
+    sequences = f"{_plural(prompts, 'prompt')} x {n} completions = {prompts * n} sequences"
+    return (
+        f"{config.hf_assets_path}: {parameter_count(spec) / 1e6:,.1f} million parameters ({spec.name} {spec.flavor})\n{ranks}\n"
+        f"a step: {_plural(prompts, 'demonstration') if learns else sequences} of up to "
         f"{config.prompts.max_prompt_tokens} + {config.sampling.max_tokens} tokens, {_plural(updates, 'optimizer step')}; "
         f"{_plural(config.num_steps, 'step')} in all"
     )

@@ -79,6 +79,11 @@ def teacher_spec(config: "RunConfig") -> ModelSpec | None:
     )
 
 
+def parameter_count(spec: ModelSpec) -> int:
+    """The parameters of a model, tied ones once."""
+    return sum(p.numel() for p in meta_model(spec).parameters())
+
+
 def fsdp_shards(config: "RunConfig", world_size: int) -> int:
     """The ranks over which FSDP shards."""
     p = config.trainer.parallelism
@@ -314,7 +319,7 @@ class _Shape:
         embedding, matrices = a["vocab_size"] * dim, 1 if a["tie_word_embeddings"] else 2
         queries = a["num_attention_heads"] * a["head_dim"]
         projected = queries + 2 * a["num_key_value_heads"] * a["head_dim"]
-        parameters = sum(p.numel() for p in meta_model(spec).parameters())
+        parameters = parameter_count(spec)
         return cls(
             parameters=parameters,
             layers=layers,
