@@ -1,6 +1,7 @@
 // One sample: its conversation, its numbers, its siblings, and its prompt over training.
 
 const MOST_CHARACTERS = 6000; // characters of a text shown before "show all"
+const MOST_COMPARED = 4e6; // pairs of words; longer texts are marked as a whole where they differ
 const MANY = 60; // siblings, or steps of one prompt, shown
 
 function openSample(detail, row) {
@@ -11,7 +12,7 @@ function openSample(detail, row) {
   if (!['sample', 'siblings', 'history'].includes(state.tab)) state.tab = 'sample';
   const tabs = [['sample', 'Sample'], ['siblings', `Siblings ${siblings.length}${cell(row, 'group_size') > siblings.length ? ` of ${cell(row, 'group_size')}` : ''}`], ['history', `Over training ${new Set(history.map((one) => cell(one, 'step'))).size}`]];
   const body = { sample: () => sampleBody(row), siblings: () => siblingsBody(siblings, row), history: () => historyBody(history) }[state.tab]();
-  const where = [`step ${figure(cell(row, 'step'))}`, cell(row, 'split'), cell(row, 'prompt_idx') !== null && `prompt ${cell(row, 'prompt_idx')}`,
+  const where = [cell(row, 'run'), `step ${figure(cell(row, 'step'))}`, cell(row, 'split'), cell(row, 'prompt_idx') !== null && `prompt ${cell(row, 'prompt_idx')}`,
     cell(row, 'group_size') > 1 && `sample ${cell(row, 'sample_idx')} of ${cell(row, 'group_size')}`].filter(Boolean);
   replace(detail,
     h('header', {}, h('button', { class: 'back', onclick: closeSample }, '‹ list'), h('span', { class: 'facts' }, where.map(visible).join(' · ')), badges(row)),
@@ -44,7 +45,7 @@ function badges(row) {
     correct !== null && h('span', { class: `badge ${correct ? 'good' : 'bad'}` }, correct ? 'right' : 'wrong'),
     cell(row, 'finish_reason') && h('span', { class: `badge ${cell(row, 'finish_reason') === 'stop' ? '' : 'warn'}` }, visible(cell(row, 'finish_reason'))),
     cell(row, 'left_out') && h('span', { class: 'badge warn' }, `not in the loss: ${visible(cell(row, 'left_out'))}`),
-    reason && h('span', { class: 'badge quiet', title: 'the selectors of metrics.select that chose it' }, visible(reason)));
+    reason && reason !== 'sibling' && h('span', { class: 'badge quiet', title: 'the selectors of metrics.select that chose it' }, visible(reason)));
 }
 
 /** A text block. A long text is cut until the reader asks for all of it. `write` makes the nodes of a text. */
@@ -129,7 +130,7 @@ function sampleBody(row) {
   const role = Array.isArray(cell(row, 'messages')) ? 'assistant' : 'response';
   const said = cell(row, 'conversation');
   const response = Array.isArray(said) ? [...conversationTurns(said, cell(row, 'traces')), h('details', { class: 'rendered', open: state.tokensOpen, ontoggle: (event) => { state.tokensOpen = event.target.open; remember(); } }, h('summary', {}, 'as tokens'), responseBlock(row))] : [turn(role, [], cell(row, 'response'), responseBlock(row))];
-  return h('div', { class: 'body' }, Array.isArray(said) && conversationCards(row, said), Array.isArray(said) && conversationTools(said), ...promptTurns(row), ...response, answerLine(row, cell(row, 'unfinished') && cell(row, 'reward') === null), otherColumns(row));
+  return h('div', { class: 'body' }, Array.isArray(said) && conversationCards(row, said), Array.isArray(said) && conversationTools(said), ...promptTurns(row), ...response, answerLine(row, cell(row, 'unfinished') && cell(row, 'reward') === null), ...otherColumns(row));
 }
 
 const PAINTS = { logprob: 'log-probability', diff: 'trainer − sampler', entropy: 'entropy', divergence: 'divergence from the teacher', advantage: 'advantage', age: 'age in updates' };
@@ -245,8 +246,10 @@ function otherColumns(row) {
   rest.sort((a, b) => lead(a) - lead(b));
   const whole = (value) => (value !== null && typeof value === 'object' ? JSON.stringify(value, null, 1) : figure(value));
   const isLong = (text) => text.length > 80 || text.includes('\n');
-  return h('dl', { class: 'columns' }, rest.map((name) => [name, JSON.stringify(cell(row, name)).length > 80 ? whole(cell(row, name)) : figure(cell(row, name))]).map(([name, text]) => h('div', { class: isLong(text) && 'long' },
+  const isInner = (name) => lead(name) === 3; // of how it was made: policy_version, staleness
+  const list = (names) => h('dl', { class: 'columns' }, names.map((name) => [name, JSON.stringify(cell(row, name)).length > 80 ? whole(cell(row, name)) : figure(cell(row, name))]).map(([name, text]) => h('div', { class: isLong(text) && 'long' },
     h('dt', {}, visible(name)), h('dd', {}, isLong(text) ? textBlock(text) : h('bdi', {}, visible(text))))));
+  return [list(rest.filter((name) => !isInner(name))), h('details', {}, h('summary', {}, 'how it was made'), list(rest.filter(isInner)))];
 }
 
 function siblingsBody(siblings, row) {
@@ -257,7 +260,7 @@ function siblingsBody(siblings, row) {
   const against = (text) => (shown) => marked(best.slice(0, Math.max(MOST_CHARACTERS, text.length)), shown);
   return h('div', { class: 'body' }, ...promptTurns(row),
     h('p', { class: 'note' }, absent.length > 0 ? `${siblings.length} of ${stored} siblings are ${data.left ? 'in this page' : 'stored'}. Not there: ${absent.length > 1 ? 'samples' : 'sample'} ${absent.join(', ')}; metrics.keep_all_rows stores all. ` : '',
-      siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ': from where a sample parts from the best one to where they are equal again.'] : absent.length === 0 && 'This prompt has one sample.'),
+      siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ': words that the best one does not have there.'] : absent.length === 0 && 'This prompt has one sample.'),
     h('div', { class: 'siblings' }, siblings.slice(0, MANY).map((one, place) => h('div', { class: one === row ? 'sibling open' : 'sibling', 'data-sibling': one },
       facts(`sample ${cell(one, 'sample_idx')}`, h('span', {}, 'reward ', h('b', {}, figure(cell(one, 'reward')))), verdictSign(cell(one, 'correct')), cell(one, 'advantage') !== null && h('span', {}, 'advantage ', h('b', {}, figure(cell(one, 'advantage')))),
         `${figure(cell(one, 'response_tokens'))} tokens`),
@@ -275,12 +278,29 @@ function historyBody(history) {
 }
 
 const wordsOf = (whole) => whole.match(/\s+|[\p{L}\p{N}_]+|[^\s]/gu) || [];
-/** The nodes of `text`, marked from the first to the last word that `base` does not have at that place. */
+/** Which words of `b` are in the longest sequence of words that it has in common with `a`. */
+function inCommon(a, b) {
+  const width = b.length + 1;
+  const common = new Array(b.length).fill(false);
+  if (a.length * width > MOST_COMPARED) return common;
+  const length = new Uint16Array((a.length + 1) * width); // of the sequence from word i of `a` and word j of `b` on
+  for (let i = a.length - 1; i >= 0; i--) {
+    for (let j = b.length - 1; j >= 0; j--) length[i * width + j] = a[i] === b[j] ? length[(i + 1) * width + j + 1] + 1 : Math.max(length[(i + 1) * width + j], length[i * width + j + 1]);
+  }
+  for (let i = 0, j = 0; i < a.length && j < b.length;) {
+    if (a[i] === b[j]) { common[j++] = true; i++; } else if (length[(i + 1) * width + j] >= length[i * width + j + 1]) i++; else j++;
+  }
+  return common;
+}
+/** The nodes of `text`, with the words marked that `base` does not have at that place. */
 function marked(base, text) {
   const [a, b] = [wordsOf(base), wordsOf(text)];
   const start = prefix(a, b);
   let end = 0;
   while (end < a.length - start && end < b.length - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end++;
-  const part = (from, to) => visible(b.slice(from, to).join(''));
-  return [part(0, start), b.length > start + end && h('mark', {}, part(start, b.length - end)), part(b.length - end)].filter(Boolean);
+  const common = [...new Array(start).fill(true), ...inCommon(a.slice(start, a.length - end), b.slice(start, b.length - end)), ...new Array(end).fill(true)];
+  const pieces = []; // [text, whether it is in common]: a common piece without a letter or digit joins its neighbours
+  b.forEach((word, i) => { if (pieces.at(-1)?.[1] === common[i]) pieces.at(-1)[0] += word; else pieces.push([word, common[i]]); });
+  pieces.forEach((piece, i) => { if (i > 0 && i < pieces.length - 1 && !/[\p{L}\p{N}]/u.test(piece[0])) piece[1] = false; });
+  return pieces.map(([piece, isCommon]) => (isCommon ? visible(piece) : h('mark', {}, visible(piece))));
 }

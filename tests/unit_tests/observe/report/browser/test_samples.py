@@ -58,6 +58,23 @@ def test_siblings_come_best_first_with_their_difference_marked(browser, one):
     ]
 
 
+def test_words_of_a_sibling_that_begins_otherwise_are_marked_one_by_one(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=2)
+    said = {0: "3 and 1 make 4, so: 4", 1: "Well, 3 and 1 make 5, so: 4"}
+    change_rows(folder, lambda row: row.update(response=said[row["sample_idx"]], reward=-row["sample_idx"]))
+    write_report(folder, tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0", tab="siblings"))
+    assert texts(browser, "[data-sibling] mark") == ["Well, ", "5"]
+
+
+def test_how_a_sample_was_made_is_folded(browser, one):
+    browser.open(at(one[0], view="samples", open="train/1/0/0"))
+    columns = "[...document.querySelectorAll('.columns dt')].filter(e => e.checkVisibility()).map(e => e.innerText)"
+    assert browser.run(columns) == ["reward/correct", "reward/format", "extra/steps", "example/operands"]
+    browser.run("document.querySelector('.body > details:last-child').open = true")
+    assert {"policy_version", "staleness"} <= set(browser.run(columns))
+
+
 def test_one_prompt_is_followed_over_training(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=5)
     change_rows(folder, lambda row: row.update(prompt=f"prompt {row['prompt_idx']}"))
