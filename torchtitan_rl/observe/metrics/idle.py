@@ -63,8 +63,8 @@ def likely_reason(groups: Sequence[Group[Episode]]) -> str:
         )
     if not any(episode.scored.correct for episode in samples):
         return (
-            "No completion is correct: use easier prompts or a better initial policy, or read the samples "
-            "(torchtitan-rl report RUN)."
+            "No completion is correct: use easier prompts or a better initial policy, or read the samples in the run's "
+            "report."
         )
     if all(episode.scored.correct for episode in samples):
         return "Every completion is correct: use harder prompts."
