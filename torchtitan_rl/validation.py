@@ -1,5 +1,7 @@
 """Checks what combines several classes of a config, before a process group starts.
 
+`validate` runs before anything heavy is imported, so functions import what they need of torchtitan's models.
+
 A field's own limits stand at the field (fields/field_limits.py). Config functions assign fields one by one, and a `__post_init__` would
 see none of it, so combinations of fields are here too.
 """
@@ -10,7 +12,6 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from torchtitan.config import Configurable
-from torchtitan.distributed import ParallelDims
 
 from torchtitan_rl.algorithm import Algorithm, Gdpo, NoCorrection
 from torchtitan_rl.algorithm.losses.loss import Loss
@@ -18,14 +19,13 @@ from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.field_limits import check_fields, parts
 from torchtitan_rl.fields.references import correctable, load_function
-from torchtitan_rl.models.hf_decoder import check_other_parts, check_parallelism
-from torchtitan_rl.models.mixture_of_experts import check_mixture
 from torchtitan_rl.observe.select import Selection
 from torchtitan_rl.observe.sinks import chosen_sinks
 from torchtitan_rl.run.checkpoint_folder import check_form
 from torchtitan_rl.run.dump_folder import check_dump_folder
 from torchtitan_rl.run.identity import built_by
 from torchtitan_rl.sampling import SamplingConfig
+from torchtitan_rl.trainer.trainer_config import TrainerConfig
 
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
@@ -111,6 +111,9 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
     Raises:
         UserError: as `validate`.
     """
+    from torchtitan_rl.models.hf_decoder import check_other_parts, check_parallelism
+    from torchtitan_rl.models.mixture_of_experts import check_mixture
+
     model, tp = config.model_spec.model, config.trainer.parallelism.tensor_parallel_degree
     check_parallelism(model, tp)
     check_other_parts(model, config.trainer, config.generator, on_cpu=ON_CPU)
@@ -140,8 +143,11 @@ def _check_layout(config: "RunConfig", world_size: int) -> None:
         f"data_parallel_shard_degree {p.data_parallel_shard_degree} (-1: the ranks that are left)"
     )
     where = f"trainer.parallelism on {world_size} ranks (NGPU x NNODES)"
-    with correctable(f"{where}: {degrees} do not fit them:"):
-        ParallelDims.from_config(p, world_size)
+    if p != TrainerConfig().parallelism:  # the default fits any number of ranks
+        from torchtitan.distributed import ParallelDims  # a second
+
+        with correctable(f"{where}: {degrees} do not fit them:"):
+            ParallelDims.from_config(p, world_size)
     degree, prompts = config.generator.tensor_parallel_degree, config.num_prompts_per_step
     field, expected = "generator.tensor_parallel_degree", f"a divisor of the {world_size} ranks"
     expect(world_size % degree == 0, field, degree, expected, "Change it, or NGPU.")

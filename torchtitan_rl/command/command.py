@@ -13,7 +13,9 @@ Environment variables of `train`:
   LOG_RANK  the rank whose output is shown (default 0). The output of all ranks is in the run folder's logs/
 """
 
+import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -21,16 +23,19 @@ from torchtitan_rl.command import programs
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.observe.report.__main__ import main as report
 from torchtitan_rl.run.node import check_build_tools, environment_kind, gpu_count
+from torchtitan_rl.text import visible
 
 QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run", "--preview"}
 """Options of `train` that one process answers, without a launcher."""
+
+LAUNCHER = "torchtitan_rl.run.launch"
 
 READERS = {"report": report, "export": programs.export, "chat": programs.chat}
 """What reads a run, by command: given the arguments, returns None or an exit code."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code: 0, or 2 for wrong input. Training replaces this process."""
+    """Runs the command and returns its exit code: 0, 2 for wrong input, or the training's."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(__doc__.strip())
@@ -45,7 +50,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return os.execv(sys.executable, [sys.executable, "-m", *module])
+    if module[0] != LAUNCHER:
+        return os.execv(sys.executable, [sys.executable, "-m", *module])
+    from torchtitan_rl.run import launch
+
+    return check_in_child(rest) or launch.main(module[1:])
+
+
+def check_in_child(arguments: Sequence[str]) -> int:
+    """Check a training's command line before any rank is started, in two seconds. Returns 2 if it is wrong, else 0.
+
+    A child of this process does it: it runs the user's code and changes the environment that the ranks start with.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends both without a traceback
+    import torch.distributed.run  # noqa: F401  (the launcher needs it: they share the import)
+
+    child = multiprocessing.get_context("fork").Process(target=_check, args=(arguments,))
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+def _check(arguments: Sequence[str]) -> None:
+    from torchtitan_rl.command.first_check import check_at_once
+    from torchtitan_rl.command.registry import parse_args
+
+    os.environ["RANK"] = "1"  # what is no error is printed by rank 0
+    try:
+        check_at_once(parse_args(arguments)[1])
+    except UserError as error:
+        print(visible(f"error: {error}"), file=sys.stderr)
+        sys.exit(2)
 
 
 def training(arguments: Sequence[str]) -> list[str]:
@@ -61,9 +96,9 @@ def training(arguments: Sequence[str]) -> list[str]:
     gpus = gpu_count() if is_gpu else 0
     processes = _count("NGPU", max(gpus, 1))
     options = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    environment["WORLD_SIZE"] = str(processes * _count("NNODES", 1))
     if options & QUESTIONS:
-        world_size = processes * _count("NNODES", 1)
-        environment |= {"WORLD_SIZE": str(world_size), "RANK": "0", "LOCAL_RANK": "0"}
+        environment |= {"RANK": "0", "LOCAL_RANK": "0"}
         environment["LOG_RANK"] = "0"
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher's ranks
         return ["torchtitan_rl.command.train", *arguments]
@@ -79,7 +114,7 @@ def training(arguments: Sequence[str]) -> list[str]:
     ranks = "1 rank" if processes == 1 else f"{processes} ranks"
     print(f"start {ranks} ...", flush=True)  # their first line takes seconds
     run = [f"--nproc_per_node={processes}", "-m", "torchtitan_rl.command.train", *arguments]
-    return ["torchtitan_rl.run.launch", *rendezvous, *run]
+    return [LAUNCHER, *rendezvous, *run]
 
 
 def _count(variable: str, default: int) -> int:

@@ -123,6 +123,10 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
     for name, path in config.more_teachers.items():
         if _is_path("teacher", path):
             config.more_teachers[name] = from_caller(path)
+    if given.preview or given.dry_run:
+        from torchtitan_rl.command.first_check import check_at_once
+
+        check_at_once(config)
     if given.preview:
         from torchtitan_rl.command.preview import show_preview  # imports the trainer and the engine
 

@@ -16,7 +16,7 @@ from torchtitan_rl.data.answer_kinds import KINDS, TAG, TAG_REQUEST, KindName, c
 from torchtitan_rl.data.answers import OR, marked
 from torchtitan_rl.data.row_reader import ANSWER_COLUMNS, RowReader
 from torchtitan_rl.data.row_set import RowSet
-from torchtitan_rl.data.table import RowError, Table, load_table
+from torchtitan_rl.data.table import RowError, Table, is_quick, load_table
 from torchtitan_rl.data.task import (
     Example,
     Faults,
@@ -102,6 +102,12 @@ class Rows(Task):
         <answer>...</answer>, which prompts that do not name the tag are given a request for. box: the content of the last
         \\boxed{}. number: the last number, by value. choice: the letter that the final answer begins with. math: LaTeX in the
         final answer. auto: tag if the prompts ask for it, else number, choice, math or text, by the expected answers."""
+
+        def check_files(self) -> None:
+            """Raise UserError if small files of rows, or names that are no files, cannot be used."""
+            paths = filter(None, [self.held_out_path, *self.held_out_paths.values()])
+            if all(map(is_quick, [self.path, *paths])):
+                self.build()
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -1,7 +1,7 @@
 """Tables of rows: JSON Lines, JSON, CSV or Parquet files, folders of these, or data sets on the Hugging Face hub.
 
-All are converted to Arrow files of `datasets`, which the processes of a node share by memory mapping. Rows of text
-formats are stored as JSON text, so columns may differ from row to row.
+Small text files are kept in memory. All others are converted to Arrow files of `datasets`, which the processes of a node share by
+memory mapping. Rows of text formats are stored as JSON text, so columns may differ from row to row.
 """
 
 import csv
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.fields.references import caller_folder, from_caller
@@ -29,6 +29,8 @@ _TEXT_FORMATS = (".jsonl", ".ndjson", ".json", *_CELL_FORMATS)
 FORMATS = (*_TEXT_FORMATS, ".parquet")
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".lz4")
 """Endings of text files that are read as if they were not compressed."""
+SMALL_BYTES = 2**22
+"""Text files up to this size in all are kept in memory: reading them takes less time than importing `datasets`."""
 BATCH = 1000
 """Number of rows read at once."""
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev")
@@ -39,13 +41,22 @@ class RowError(ValueError):
     """The reason why a row cannot be an example, worded to follow "3 rows"."""
 
 
+class _Records(list):
+    """Records of text files in memory, with the methods of a data set that `Table` calls."""
+
+    features: ClassVar[dict[str, Any]] = {}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, str]]:
+        return [self[index] for index in indices]
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows in the order of their files."""
 
     name: str
     """Name in messages. Example: "data.jsonl"."""
-    _data: "Dataset"
+    _data: "Dataset | _Records"
     is_arrow: bool
     """Whether each column is stored with its type. Otherwise rows are stored as JSON text."""
 
@@ -167,17 +178,32 @@ def _opened(path: Path) -> BinaryIO:
     return io.BufferedReader(pyarrow.input_stream(str(path), compression="detect"))
 
 
+def is_quick(path: str) -> bool:
+    """Whether `load_table` takes less than a second, also to refuse the path."""
+    place = Path(from_caller(str(Path(path).expanduser())))
+    is_small = place.is_file() and place.stat().st_size <= SMALL_BYTES
+    return is_small and place.suffix != ".parquet" or not (place.exists() or _is_hub_name(path))
+
+
+def _is_hub_name(path: str) -> bool:
+    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) is not None
+    return is_name and Path(path).suffix not in FORMATS
+
+
 def _from_files(files: list[Path], name: str) -> Table:
+    # Size and modification time are part of the cache key, so an edited file is read again.
+    stamped = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    is_text = files[0].suffix != ".parquet"
+    if is_text and sum(size for _, size, _ in stamped) <= SMALL_BYTES:
+        return Table(name, _Records(_records(stamped)), False)
     import datasets
     from pyarrow.parquet import read_metadata
 
     datasets.disable_progress_bars()
-    if files[0].suffix == ".parquet":
+    if not is_text:
         if not any(read_metadata(file).num_rows for file in files):  # `datasets` fails for these
             return Table(name, datasets.Dataset.from_dict({"row": []}), False)
         return Table(name, datasets.Dataset.from_parquet([str(file) for file in files]), True)
-    # Size and modification time are part of the cache key, so an edited file is read again.
-    stamped = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     features = datasets.Features({key: datasets.Value("large_string") for key in ("number", "row")})
     if next(_records(stamped), None) is None:
         return Table(name, datasets.Dataset.from_dict({"row": []}), False)
@@ -188,10 +214,9 @@ def _from_files(files: list[Path], name: str) -> Table:
 
 
 def _from_hub(path: str, subset: str, split: str, field: str) -> Table:
-    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and Path(path).suffix not in FORMATS
     where = "" if Path(path).is_absolute() else f" in {caller_folder()}"
     remedy = f"There is none{where}. {_REMEDY}"
-    expect(bool(is_name), field, path, "a file or folder that exists", remedy)
+    expect(_is_hub_name(path), field, path, "a file or folder that exists", remedy)
     try:
         return Table(path, _load_from_hub(path, subset, split), True)
     except Exception:

