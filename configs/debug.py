@@ -1,4 +1,7 @@
-"""Runs for any machine, with or without a GPU. They need no download: the first run trains a 2.4M-parameter Qwen3."""
+"""A first run for any machine, which downloads nothing.
+
+With or without a GPU. The first run trains a 2.4M-parameter Qwen3 as its start.
+"""
 
 from torchtitan_rl.algorithm import Algorithm, GroupMean
 from torchtitan_rl.config import RunConfig
@@ -13,7 +16,7 @@ from torchtitan_rl.trainer.trainer_config import LogprobGateConfig, LRSchedule, 
 
 
 def debug() -> RunConfig:
-    """Learns to add two integers on one CPU process, in about 2 minutes including its warm start; needs no files.
+    """A small model learns to add two integers, in 2 minutes.
 
     The starting policy has a habit, forgetting the carry, which RL removes. Everything is float32, also on a GPU, and
     the run stops if trainer and sampler differ by 1e-3 in the log-probability of any token.
@@ -47,7 +50,10 @@ def debug() -> RunConfig:
 
 
 def debug_moe() -> RunConfig:
-    """debug with a mixture of experts: 8 in each layer, of which a token uses 2; docs/models.md has the details."""
+    """debug with a mixture of experts.
+
+    Each layer has 8, of which a token uses 2; docs/models.md has the details.
+    """
     config = debug()
     config.task.warm_start = "torchtitan_rl.configs.toys.answer_recipes:expert_sums"
     return config

@@ -1,4 +1,4 @@
-"""debug with multi-turn conversations, a tool and a game, for any machine. They need no download."""
+"""Conversations, a tool and a game, for any machine."""
 
 from torchtitan_rl.algorithm import Algorithm, GroupMean
 from torchtitan_rl.config import RunConfig
@@ -9,7 +9,7 @@ from torchtitan_rl.configs.toys.guess_number import GuessNumber
 
 
 def debug_calculator() -> RunConfig:
-    """Learns to call a tool on one CPU process, with its own warm start; needs no files.
+    """A small model learns to call a tool.
 
     The starting policy has the habit of giving a wrong product without the tool. One answer in four calls `multiply`.
     """
@@ -22,9 +22,9 @@ def debug_calculator() -> RunConfig:
 
 
 def debug_agent() -> RunConfig:
-    """debug_calculator with the tool in an agent, which speaks to the policy over HTTP with the `openai` client.
+    """debug_calculator with the tool in an agent of its own.
 
-    The conversations are those of debug_calculator, token for token. docs/agents.md explains it.
+    The agent speaks to the policy over HTTP with the `openai` client. The conversations are those of debug_calculator, token for token. docs/agents.md explains it.
     """
     config = debug_calculator()
     config.task = AgentCalculator.Config(instruction="", warm_start=config.task.warm_start)
@@ -32,9 +32,9 @@ def debug_agent() -> RunConfig:
 
 
 def debug_guess() -> RunConfig:
-    """Learns to find one of 7 numbers in 3 guesses, with an advantage per guess, on one CPU process; needs no files.
+    """A small model learns to find one of 7 numbers in 3 guesses.
 
-    The starting policy has the habit of guessing the lowest remaining number; 44 % of its guesses are the middle one.
+    Each guess has its own advantage. The starting policy has the habit of guessing the lowest remaining number; 44 % of its guesses are the middle one.
     It wins 53 % of the held-out games at the start. docs/measured/results.md has the results.
     """
     config = _debug_talk(max_turns=3)

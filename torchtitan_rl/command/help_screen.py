@@ -1,6 +1,7 @@
 """`--help` of a config: the fields that most people change; `--help all`: every field, as tyro shows them."""
 
 import textwrap
+from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 
 MOST_CHANGED = {
     "hf_assets_path": "model: a folder, or a name on the hub",
+    "task.path": "rows: a file, a folder, or a data set on the hub",
+    "task.held_out_path": "rows to evaluate on; empty: some of the others",
+    "task.answer_kind": "how an answer is read; auto: by the rows",
     "dump_folder": "run's folder; one with a run continues it",
     "num_steps": "steps of the whole run",
     "num_prompts_per_step": "prompts in a step",
@@ -23,7 +27,7 @@ MOST_CHANGED = {
     "checkpoint.interval": "steps between checkpoints",
     "metrics.sinks": "where metrics and samples go",
 }
-"""The fields of the first screen, and their meaning in a few words."""
+"""The fields of the first screen, if a config has them, and their meaning in a few words."""
 
 TYRO = (tyro.conf.AvoidSubcommands,)
 """How tyro reads and describes a config."""
@@ -45,13 +49,21 @@ def show_help(command: str, description: str, config: "RunConfig", *, every_fiel
     print(f"usage: {command} [--FIELD VALUE ...]", *textwrap.wrap(about, 80), sep="\n", end="\n\n")
     print("Fields that most people change, with this config's values:")
     for path, meaning in MOST_CHANGED.items():
-        value = attrgetter(path)(config)
+        try:
+            value = attrgetter(path)(config)
+        except AttributeError:  # another task's
+            continue
         if isinstance(value, (list, tuple)):
             value = " ".join(map(str, value))
         option = f"--{path.replace('_', '-')} {value}"
-        if len(option) > 34:
-            option = f"{option[:31]}..."
-        print(f"  {option:34}  {meaning}")
+        gap = "\n" + 36 * " " if len(option) > 34 else ""
+        print(f"  {option:34}{gap}  {meaning}")
+    others = [f"task.{each.name}" for each in fields(config.task)]
+    options = [f"--{path.replace('_', '-')}" for path in others if path not in MOST_CHANGED]
+    print(
+        *textwrap.wrap(f"The task's others: {' '.join(options)}", 80, break_on_hyphens=False),
+        sep="\n",
+    )
     print(
         "\n--help all: every field; --print-config: the whole config as JSON;\n"
         "--config NAME or FILE.py:FUNCTION: another config; --list-configs: the names;\n"

@@ -9,6 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,12 +169,13 @@ def _is_path(field: str, given: str) -> bool:
 
 
 def list_configs() -> None:
-    """Print the registered configs: task, parallelism and description."""
-    for name, function in config_functions().items():
-        config = load_config(name)
-        p = config.trainer.parallelism
-        fsdp = "all ranks" if p.data_parallel_shard_degree < 0 else p.data_parallel_shard_degree
-        task = type(config.task).__qualname__.partition(".")[0]
-        layout = f"FSDP {fsdp}, TP {p.tensor_parallel_degree}, generator TP {config.generator.tensor_parallel_degree}"
-        summary = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
-        print(f"{name:18} {task}, {layout}\n  {summary}")
+    """Print the registered configs with a line each, below the first line of their module."""
+    for module, functions in groupby(config_functions().items(), lambda item: item[1].__module__):
+        print(_first_line(sys.modules[module]))
+        for name, function in functions:
+            print(f"  {name:17} {_first_line(function)}")
+    print("\n--config NAME --help: its fields; --config NAME --dry-run: what a run would do")
+
+
+def _first_line(documented: object) -> str:
+    return (inspect.getdoc(documented) or "").partition("\n")[0]

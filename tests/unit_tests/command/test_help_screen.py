@@ -25,6 +25,19 @@ def test_help_is_one_screen_of_80_by_24(shown):
     assert any(line.startswith("  --sampling.n 5  ") for line in lines)
 
 
+def test_help_of_rows_has_the_fields_of_the_data_and_cuts_no_value(shown):
+    lines = shown("--config", "rows", "--task.path", "a_folder/with/a/long/name/rows.jsonl", "--help")
+    assert "  --task.path a_folder/with/a/long/name/rows.jsonl" in lines
+    assert {"--task.held-out-path", "--task.answer-kind", "--task.prompt-column"} <= {*" ".join(lines).split()}
+
+
+def test_the_list_of_configs_is_one_screen_of_80_by_40(shown):
+    lines = shown("--list-configs")
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("  debug ") for line in lines) == 1
+
+
 def test_help_all_has_every_field(shown):
     text = "\n".join(shown("--config", "debug", "--help", "all"))
     assert "--sampling.n" in text
