@@ -204,6 +204,8 @@ def test_wrong_setting_of_the_prompts_is_refused(tmp_path):
             "grader.weights = {'correct': 0, 'format': 0}: expected a weight other",
         ),
         ({"rewards": ["torchtitan_rl.rewards:length"]}, "give a default, or call a factory: length(...)"),
+        ({"weights": {"correkt": 1}}, "Did you mean correct or format? "),
+        ({"weights": {"short": 1}}, "of your own in --grader.rewards too: path/to/file.py:short."),
     ],
 )
 def test_wrong_setting_of_the_grader_is_refused(settings, message):

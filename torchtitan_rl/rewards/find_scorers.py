@@ -6,8 +6,8 @@ from functools import partial
 from typing import get_args
 
 from torchtitan_rl.data.task import RESERVED_COLUMNS, RewardFunction, Task
-from torchtitan_rl.errors import expect
-from torchtitan_rl.fields.references import load_reward
+from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.fields.references import did_you_mean, load_reward
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.reward import JUDGEMENT, Judgement, Reward
 from torchtitan_rl.rewards.scorer import Scope, Scorer
@@ -115,14 +115,13 @@ def _check(config: Grader.Config, names: list[str]) -> None:
         "in_process": set(config.in_process) - {JUDGEMENT},
     }
     for setting, by_name in settings.items():
-        known = set(by_name) <= set(names)
-        expect(
-            known,
-            f"grader.{setting}",
-            by_name,
-            f"names of reward functions among {names}",
-            "Correct the name.",
-        )
+        unknown = [name for name in by_name if name not in names]
+        if unknown:
+            similar = did_you_mean(unknown[0], names)
+            raise UserError(
+                f"grader.{setting} = {by_name!r}: expected names of reward functions among {names}. {similar}Name a function "
+                f"of your own in --grader.rewards too: path/to/file.py:{unknown[0]}."
+            )
 
 
 def _unwrapped(function: Callable) -> Callable:
