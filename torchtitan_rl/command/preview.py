@@ -7,9 +7,11 @@ from contextlib import closing
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from torchtitan_rl import events
+from torchtitan_rl import comm, events
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.build import build_parts
+from torchtitan_rl.build import build_parts, prepare
+from torchtitan_rl.data.answers import OR
+from torchtitan_rl.errors import expect
 from torchtitan_rl.observe.metrics.idle import likely_reason
 from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.types import Episode, Group, flat
@@ -25,7 +27,14 @@ def show_preview(config: "RunConfig") -> None:
     """Sample a few prompts on one rank, print answers, rewards and lengths, and what they mean for training."""
     os.environ["WORLD_SIZE"] = "1"
     events.listen(Terminal())
-    with closing(build_parts(config)) as parts:
+    comm.be_only_rank()
+    resolved = prepare(config)
+    expect(
+        resolved.config.needs_engine(resolved.algorithm), "--preview", True,
+        "a run that samples; this one learns from demonstrations alone",
+        "Use --dry-run, which shows what is learned of the first rows.",
+    )  # fmt: skip
+    with closing(build_parts(config, resolved)) as parts:
         parts.weight_sync.push(policy_version=0)
         prompts = parts.prompts.next_batch(NUM_PROMPTS)
         grading, began = parts.grader.round(), time.monotonic()
@@ -68,8 +77,12 @@ def measures(groups: Sequence[Group[Episode]]) -> str:
     if judged:
         right = fmean(bool(scored.correct) for scored in judged)
         read = fmean(scored.answer is not None for scored in judged)
+        named = fmean(
+            _names_the_answer(group, episode) for group in groups for episode in group.samples
+        )
         parts += [
             f"{right:.0%} right",
+            f"{named:.0%} judged wrong with the expected answer in their text",
             f"{read:.0%} with an answer in the form that the task reads",
         ]
     completions = [episode.completion for episode in episodes]
@@ -77,6 +90,14 @@ def measures(groups: Sequence[Group[Episode]]) -> str:
     cut = fmean(completion.finish_reason == "length" for completion in completions)
     parts += [f"{tokens:.0f} tokens on average", f"{cut:.0%} cut off"]
     return f"{len(episodes)} answers: {', '.join(parts)}"
+
+
+def _names_the_answer(group: Group[Episode], episode: Episode) -> bool:
+    """Whether a sample is judged wrong although it has an expected answer in its text: it may be read in another form."""
+    accepted = filter(None, group.prompt.expected_answer.split(OR))
+    return episode.scored.correct is False and any(
+        answer in episode.completion.text for answer in accepted
+    )
 
 
 def verdict(groups: Sequence[Group[Episode]]) -> str:

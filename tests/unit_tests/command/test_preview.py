@@ -3,7 +3,10 @@
 import pytest
 
 from tests.parts.observability import group, sample
+from tests.parts.tiny import save_tiny_start
 from torchtitan_rl.command.preview import measures, verdict
+from torchtitan_rl.command.registry import parse_args
+from torchtitan_rl.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -18,3 +21,16 @@ def test_only_groups_with_different_rewards_have_something_to_learn_from(rewards
     groups = [group(i, *(sample(reward=float(one)) for one in of_group)) for i, of_group in enumerate(rewards)]
     assert verdict(groups).startswith(said)
     assert f"{2 * len(rewards)} answers: reward" in measures(groups)
+
+
+def test_a_wrong_answer_that_names_the_expected_one_is_counted():
+    samples = [sample(text=text, correct=text == "2") for text in ("2", "It is 2", "It is 3", "")]
+    assert "25% right, 25% judged wrong with the expected answer in their text, " in measures([group(1, *samples)])
+
+
+def test_a_preview_of_a_run_that_samples_nothing_names_the_dry_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.comm.init_process_group", lambda config: None)
+    save_tiny_start(tmp_path)
+    options = ["--evaluation.sampling.n", "0", "--generator.max-model-len", "256"]
+    with pytest.raises(UserError, match="a run that samples; .* Use --dry-run"):
+        parse_args(["--preview", "--config", "debug_sft", "--hf-assets-path", str(tmp_path), *options])
