@@ -6,8 +6,8 @@ The data of gsm8k and math comes from the Hugging Face hub, or from a local copy
 train.jsonl and test.jsonl. No GPU has run these configs.
 
 - Learning rate: 1e-6, usual for full fine-tuning with GRPO; 1e-5 for the small model that a machine without a GPU trains.
-- bfloat16: the two implementations round differently, and log-probabilities of single tokens differ by tenths. Token-level
-  truncated importance sampling corrects the difference.
+- bfloat16, or float32 on a CPU without instructions for it. In bfloat16 the two implementations round differently, and log-probabilities of
+  single tokens differ by tenths. Token-level truncated importance sampling corrects the difference.
 """
 
 from torchtitan_rl import device
@@ -36,11 +36,12 @@ def _on(task: Task.Config, *, max_prompt_tokens: int = 512, max_tokens: int = 10
         task=task,
         prompts=PromptStream.Config(max_prompt_tokens=max_prompt_tokens),
         sampling=SamplingConfig(n=8, max_tokens=max_tokens),
-        generator=Generator.Config(max_model_len=max_prompt_tokens + max_tokens),
+        generator=Generator.Config(dtype="auto", max_model_len=max_prompt_tokens + max_tokens),
         algorithm=Algorithm.Config(advantage=GroupMean.Config(), mismatch=TokenTruncate.Config()),
         trainer=TrainerConfig(
             optimizer=AdamW.Config(lr=lr),
             lr_scheduler=LRSchedule(warmup_steps=10, decay_ratio=0.0),
+            mixed_precision_param="auto",
             activation_checkpoint="auto",
         ),
         evaluation=Evaluation.Config(

@@ -26,3 +26,6 @@ def test_auto_follows_the_machine(monkeypatch, on_cpu, capability, isa, expected
     assert auto_dtype.set_dtypes(config).startswith(f"dtype auto: {expected}")
     assert (config.generator.dtype, config.trainer.mixed_precision_param) == (expected, expected)
     assert auto_dtype.set_dtypes(config) == ""
+    config.trainer.mixed_precision_param = "bfloat16"
+    warning = "warning: trainer.mixed_precision_param bfloat16 on a CPU without"
+    assert auto_dtype.set_dtypes(config).startswith(warning) == (expected == "float32")
