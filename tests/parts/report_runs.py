@@ -39,6 +39,30 @@ def write_run(
     return folder
 
 
+def write_evaluations(folder: Path) -> Path:
+    """Adds what four held-out prompts were answered before training and after the last step: half of them learned. Returns the folder."""
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    with open(folder / "samples.jsonl", "a") as file:
+        for step in (0, last):
+            for prompt in range(4):
+                right = prompt == 2 or (step == last and prompt < 2)
+                row = row_of(step, prompt, 0, 1, random.Random(0), f"{prompt} and 1 make {prompt + right}")
+                name = {
+                    "split": "eval_greedy",
+                    "table": "evaluation/samples",
+                    "episode_id": f"eval_greedy/{step}/{prompt}/0",
+                }
+                judged = {
+                    "correct": right,
+                    "answer": str(prompt + right),
+                    "expected_answer": str(prompt + 1),
+                    "advantage": None,
+                }
+                asked = {"prompt": f"What is {prompt} + 1?\n", "response": f"{prompt} and 1 make {prompt + right}"}
+                file.write(json.dumps(row | name | judged | asked) + " \n")
+    return folder
+
+
 def change_rows(folder: Path, change: Callable[[dict[str, Any]], Any]) -> list[dict[str, Any]]:
     """Changes the rows of samples.jsonl, each in place, and returns them."""
     rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]

@@ -1,6 +1,7 @@
-"""Writes the report of a run as one HTML file that needs no network.
+"""Writes the report of a run, or of several that are compared, as one HTML file that needs no network.
 
-python -m torchtitan_rl.observe.report outputs/debug                             writes outputs/debug/report.html
+torchtitan-rl report outputs/debug                       writes outputs/debug/report.html
+torchtitan-rl report outputs/debug outputs/other         writes outputs/comparison.html: curves, settings and answers side by side
 """
 
 import argparse
@@ -14,19 +15,21 @@ from torchtitan_rl.observe.report.page import SIZE_MB, write_report
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns the exit code: 0; 2 if the folder is not a run, or the file cannot be written."""
     parser = argparse.ArgumentParser(
-        prog="python -m torchtitan_rl.observe.report",
+        prog="torchtitan-rl report",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run folder")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: RUN/report.html")
+    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="a run folder")
+    default = "default: RUN/report.html; comparison.html beside the first of several runs"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=default)
     size = f"maximum size of the page; further samples are left out; default: {SIZE_MB:g}"
     parser.add_argument("--size", type=float, default=SIZE_MB, metavar="MB", help=size)
     options = parser.parse_args(arguments)
-    output = options.output or options.run / "report.html"
+    run, *others = options.runs
+    output = options.output or (run.parent / "comparison.html" if others else run / "report.html")
     try:
-        write_report(options.run, output, size_mb=options.size)
+        write_report(run, output, others=others, size_mb=options.size)
     except OSError as error:
         print(error, file=sys.stderr)
         return 2

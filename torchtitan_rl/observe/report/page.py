@@ -8,13 +8,13 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from torchtitan_rl.observe.report.load import Row, Run, load_run
-from torchtitan_rl.observe.report.overview import ending, lines
+from torchtitan_rl.observe.report.overview import asked, ending, lines
 from torchtitan_rl.text import head_and_tail
 
 CELL_CHARACTERS = 20_000
@@ -28,20 +28,25 @@ _NOTICE = b"<noscript>This report needs JavaScript."
 """The text by which a page is known."""
 _VIEWS = ("overview.js", "samples.js", "sample.js", "prompts.js", "health.js")
 _SCRIPTS = ("base.js", "charts.js", *_VIEWS, "app.js")
-_PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
+HELD_OUT = "eval_greedy"
+"""The split of the greedy evaluation. All its samples are stored."""
+_PROMPT_COLUMNS = ("run", "table", "split", "step", "prompt_idx")
 
 
-def write_report(folder: Path, output: Path, *, size_mb: float = SIZE_MB) -> Run:
+def write_report(
+    folder: Path, output: Path, *, others: Sequence[Path] = (), size_mb: float = SIZE_MB
+) -> Run:
     """Writes the report of the run in `folder` to `output` and returns the run. The file is replaced at once, so that nobody reads half of it.
 
     Args:
+        others: folders of runs that the page compares it with.
         size_mb: maximum size of the page. If samples do not fit, it has the selected ones first, then randomly chosen whole groups.
             They have `LEAST_ROWS_MB` also where scripts and metrics leave less.
 
     Raises: FileNotFoundError for a folder that is not a run; FileExistsError for another file of the user's in the place of the page;
     OSError if it cannot be written.
     """
-    run = load_run(folder)
+    runs = [load_run(one) for one in (folder, *others)]
     if os.path.lexists(output) and not _is_page(output):
         expected = (
             "expected a new file or an earlier report, but it is something else. Name another file."
@@ -50,9 +55,9 @@ def write_report(folder: Path, output: Path, *, size_mb: float = SIZE_MB) -> Run
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     # A lone surrogate becomes \\udxxx, as in JSON.
-    unfinished.write_bytes(render(run, size_mb=size_mb).encode("utf-8", "backslashreplace"))
+    unfinished.write_bytes(render(runs, size_mb=size_mb).encode("utf-8", "backslashreplace"))
     os.replace(unfinished, output)
-    return run
+    return runs[0]
 
 
 def _is_page(path: Path) -> bool:
@@ -64,21 +69,25 @@ def _is_page(path: Path) -> bool:
     return not begin or _NOTICE in begin
 
 
-def render(run: Run, *, size_mb: float = SIZE_MB) -> str:
-    """Returns the page as HTML. Arguments: see `write_report`."""
+def render(runs: Sequence[Run], *, size_mb: float = SIZE_MB) -> str:
+    """Returns the page of one run, or of several that are compared, as HTML. Arguments: see `write_report`."""
     asset = resources.files(__package__).joinpath("assets")
     text = {file.name: file.read_text("utf-8") for file in asset.iterdir()}
     style = f"{text['uplot-1.6.32.min.css']}\n{text['report.css']}"
     scripts = "\n".join(text[name] for name in _SCRIPTS)
     licence, plot = text["uplot-LICENSE.txt"].strip(), text["uplot-1.6.32.min.js"]
     code = f"/*\nuPlot 1.6.32\n{licence}\n*/\n{plot}\n(() => {{\n'use strict';\n{scripts}\n}})();"
-    described = _described(run)
+    names = _names(runs)
+    described = [{"name": name, **_described(run)} for name, run in zip(names, runs)]
+    stored = runs[0].rows
+    if len(runs) > 1:
+        stored = [_of_run(name, row) for name, run in zip(names, runs) for row in run.rows]
     fixed = len(code) + len(style) + _size(described)
-    rows = _rows_within(run, max(1e6 * LEAST_ROWS_MB, 1e6 * size_mb - fixed))
+    rows = _rows_within(stored, max(1e6 * LEAST_ROWS_MB, 1e6 * size_mb - fixed))
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    content = {"made": made, "left": len(run.rows) - len(rows), "run": described, "rows": rows}
+    content = {"made": made, "left": len(stored) - len(rows), "runs": described, "rows": rows}
     parts = {
-        "title": html.escape(run.name),
+        "title": html.escape(", ".join(names)),
         "hash": base64.b64encode(hashlib.sha256(code.encode()).digest()).decode(),
         "style": style,
         "data": embed(content),
@@ -86,6 +95,17 @@ def render(run: Run, *, size_mb: float = SIZE_MB) -> str:
     }
     pieces = text["report.html"].split("%%")  # every second one is the name of a part
     return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """The name of each run's folder; its path where two have one name."""
+    names = [run.name for run in runs]
+    return names if len({*names}) == len(names) else [str(run.folder) for run in runs]
+
+
+def _of_run(name: str, row: Row) -> Row:
+    """A row of one of several runs. Its name in links tells it from the others'."""
+    return row | {"run": name, "episode_id": f"{name}/{row['episode_id']}"}
 
 
 def embed(value: Any) -> str:
@@ -103,9 +123,9 @@ def _size(value: Any) -> int:
 
 def _described(run: Run) -> dict[str, Any]:
     return {
-        "name": run.name,
         "steps": run.steps,
-        "about": list(_about(run)),
+        "asked": asked(run),
+        "resumes": run.resumes,
         "series": _plain(run.series),
         "ending": _plain(ending(run)),
         "lines": [line._asdict() for line in lines(run)],
@@ -114,23 +134,6 @@ def _described(run: Run) -> dict[str, Any]:
         "config": _plain(flat(run.config)),
         "environment": _plain(flat(run.environment)),
     }
-
-
-def _about(run: Run) -> Iterator[str]:
-    """What was trained, on what and how, as far as the config says. Example: "model SmolLM2-135M", "lr 1e-05", "bfloat16"."""
-    if folder := run.setting("hf_assets_path"):
-        yield f"model {Path(folder).name}"
-    if task := run.setting("task.class"):
-        data = run.setting("task.path")
-        yield f"data {Path(data).name}" if data else f"task {task.rpartition(':')[2]}"
-    if prompts := run.setting("num_prompts_per_step"):
-        yield f"{prompts} prompts × {run.setting('sampling.n')} completions a step"
-    if lr := run.setting("trainer.optimizer.lr"):
-        yield f"learning rate {lr:g}"
-    if rank := run.setting("trainer.lora.rank"):
-        yield f"LoRA rank {rank}"
-    dtypes = (run.setting("trainer.mixed_precision_param"), run.setting("generator.dtype"))
-    yield " and ".join(dict.fromkeys(str(dtype) for dtype in dtypes if dtype))
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -143,26 +146,32 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _rows_within(run: Run, budget: float) -> list[Row]:
+def _rows_within(rows: Sequence[Row], budget: float) -> list[Row]:
     """The rows that fit into so many bytes, by whole groups: first those of a failed step, then those with selected rows, of each split's
-    last step before others, and the rest by a hash."""
+    last step before others, with the held-out prompts at first and at last, and the rest by a hash."""
     groups: dict[tuple[str, ...], list[int]] = {}
-    last: dict[Any, int] = {}
-    for place, row in enumerate(run.rows):
+    steps: dict[tuple[Any, Any], set[int]] = {}
+    for place, row in enumerate(rows):
         name = tuple(str(row.get(column)) for column in _PROMPT_COLUMNS)
         groups.setdefault(name, []).append(place)
-        last[row.get("split")] = max(last.get(row.get("split"), 0), row["step"])
+        steps.setdefault((row.get("run"), row.get("split")), set()).add(row["step"])
 
     def urgency(name: tuple[str, ...]) -> tuple[bool, bool, bool, int]:
-        members = [run.rows[place] for place in groups[name]]
+        members = [rows[place] for place in groups[name]]
         unfinished = any(row.get("unfinished") for row in members)
         selected = any(row.get("select_reason") for row in members)
-        newest = selected and members[0]["step"] == last[members[0].get("split")]
-        return not unfinished, not newest, not selected, zlib.crc32(repr(name).encode())
+        step, split = members[0]["step"], members[0].get("split")
+        of_split = steps[members[0].get("run"), split]
+        at_end = (
+            step in (min(of_split), max(of_split))
+            if split == HELD_OUT
+            else step == max(of_split) and selected
+        )
+        return not unfinished, not at_end, not selected, zlib.crc32(repr(name).encode())
 
     fitting: dict[int, Row] = {}
     for name in sorted(groups, key=urgency):
-        members = {place: _shown(run.rows[place]) for place in groups[name]}
+        members = {place: _shown(rows[place]) for place in groups[name]}
         budget -= _size(list(members.values()))
         if budget < 0:
             break

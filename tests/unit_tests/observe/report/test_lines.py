@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from torchtitan_rl.observe.report import Run
-from torchtitan_rl.observe.report.overview import ending, lines
+from torchtitan_rl.observe.report.overview import asked, ending, lines
 
 
 def run_of(series=None, end=None, num_steps=20):
@@ -49,6 +49,25 @@ def test_failures_and_numbers_that_are_not_finite_are_bad():
     assert line(run, "reward/mine/failures: 3 in all steps").level == "bad"
     assert line(run, "nonfinite/tokens: 2 in all steps").level == "bad"
     assert line(run, "2 errors in the log").level == "bad"
+
+
+def test_steps_without_a_signal_and_many_cut_completions_are_warned_of():
+    run = run_of({"groups/zero_variance_fraction": [1.0] * 3 + [0.5] * 17, "completions/clipped_fraction": [0.3] * 20})
+    assert line(run, "nothing to learn from in 3 of 20 steps").level == "warn"
+    assert line(run, "30 % of the last completions were cut at a limit").level == "warn"
+    run.config["sampling"] = {"n": 1}  # without siblings nothing is compared
+    assert [line.key for line in lines(run)] == ["completions/clipped_fraction"]
+
+
+def test_what_was_asked_is_a_sentence():
+    run = run_of({f"reward/{name}/mean": [0.0] * 20 for name in ("correct", "format")})
+    run.config |= {
+        "hf_assets_path": "models/smollm2", "task": {"class": "tasks:Sums"}, "num_prompts_per_step": 8, "sampling": {"n": 4},
+        "grader": {"weights": {"format": 0.5}}, "algorithm": {"loss": {"class": "losses:Clip"}, "kl": {"coef": 0.0}},
+        "trainer": {"mixed_precision_param": "bfloat16", "optimizer": {"lr": 1e-5}}, "generator": {"dtype": "bfloat16"},
+    }  # fmt: skip
+    expected = "smollm2 on Sums in bfloat16: 20 steps of 8 prompts × 4 completions, rewards correct and format × 0.5, loss Clip, "
+    assert asked(run) == expected + "learning rate 1e-05"
 
 
 def test_a_failed_run_says_where_and_with_which_error():

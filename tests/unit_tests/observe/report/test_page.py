@@ -28,6 +28,15 @@ def test_a_folder_that_is_no_run_ends_with_2(tmp_path, capsys):
     assert "expected the folder of a run" in capsys.readouterr().err
 
 
+def test_several_runs_are_one_page_beside_them(tmp_path, capsys):
+    folders = [write_run(tmp_path / place / "run", steps=1) for place in ("a", "b")]
+    assert main([*map(str, folders)]) == 0
+    assert capsys.readouterr().out.startswith(str(tmp_path / "a" / "comparison.html"))
+    data = data_of(tmp_path / "a" / "comparison.html")
+    assert [run["name"] for run in data["runs"]] == [*map(str, folders)]  # as both are called run
+    assert len(set(column(data, "episode_id"))) == len(data["rows"]) == 2 * 16
+
+
 def test_every_row_and_value_is_in_the_file(tmp_path):
     folder, output = write_run(tmp_path / "a"), tmp_path / "r.html"
     run = write_report(folder, output)
@@ -35,7 +44,7 @@ def test_every_row_and_value_is_in_the_file(tmp_path):
     assert len(data["rows"]) == len(run.rows) == 12 * 16
     for name in ("step", "prompt", "response", "correct", "reward", "finish_reason", "extra/steps", "example/operands"):
         assert column(data, name) == [row[name] for row in run.rows], name
-    assert data["run"]["series"]["evaluation/accuracy"][:5] == [0.25, None, None, None, pytest.approx(0.416667)]
+    assert data["runs"][0]["series"]["evaluation/accuracy"][:5] == [0.25, None, None, None, pytest.approx(0.416667)]
 
 
 def test_another_file_in_the_place_of_the_page_is_refused_and_stays(tmp_path):
@@ -82,7 +91,25 @@ def test_a_run_without_one_of_its_files_is_still_a_report_with_a_note(tmp_path, 
     folder = write_run(tmp_path / "a", steps=2)
     (folder / missing).unlink()
     write_report(folder, folder / "r.html")
-    assert data_of(folder / "r.html")["run"]["notes"] == [f"{missing} is missing"]
+    assert data_of(folder / "r.html")["runs"][0]["notes"] == [f"{missing} is missing"]
+
+
+def test_resumes_are_those_that_no_later_start_took_back(tmp_path):
+    folder = write_run(tmp_path / "a", steps=2)
+    starts = [(10, {"lr": "1 -> 2"}), (20, {"lr": "2 -> 3"}), (15, {"num_steps": "20 -> 30"}), (18, {"num_steps": "30 -> 40", "lr": "2 -> 1"})]  # fmt: skip
+    for number, (step, changed) in enumerate(starts, 2):
+        name = f"config-{number}.json" if number <= len(starts) else "config.json"
+        (folder / name).write_text(json.dumps({"resumed": {"step": step, "changed": changed}}))
+    assert load_run(folder).resumes == [
+        {"step": 10, "changed": {"lr": "1 -> 2"}}, {"step": 18, "changed": {"lr": "2 -> 1"}}
+    ]  # fmt: skip
+
+
+def test_warnings_of_libraries_come_last(tmp_path):
+    folder = write_run(tmp_path / "a", steps=1)
+    said = ["vllm.triton_utils.importing: Disabling Triton.", "torchtitan_rl.observe: no learning signal"]
+    (folder / "logs" / "rank_0.log").write_text("".join(f"2026-11-21 12:00:00,000 WARNING {text}\n" for text in said))
+    assert [(one["text"], one["library"]) for one in load_run(folder).warnings] == [(said[1], False), (said[0], True)]
 
 
 def test_incomplete_and_invalid_lines_are_left_out(tmp_path):

@@ -18,11 +18,11 @@ function go(view) {
   show(view);
 }
 
-const errors = run.warnings.filter((one) => one.level !== 'WARNING').length;
+const errors = runs.flatMap((one) => one.warnings).filter((one) => one.level !== 'WARNING').length;
 document.body.append(
   h('button', { class: 'skip', onclick: () => { main.focus(); main.scrollIntoView(); } }, 'skip to the content'),
   h('header', { class: 'top' },
-    h('div', { class: 'title' }, h('h1', {}, run.name), h('small', {}, visible([run.config.config, run.environment.device, `made ${data.made}`].filter(Boolean).join(' · ')))),
+    h('div', { class: 'title' }, h('h1', {}, visible(runs.map((one) => one.name).join(' · '))), h('small', {}, visible([run.config.config, run.environment.device, `made ${data.made}`].filter(Boolean).join(' · ')))),
     h('nav', { role: 'tablist', 'aria-label': 'pages' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', 'data-view': view, title: `key ${place + 1}`, onclick: () => { go(view); scrollTo(0, 0); } },
       title, view === 'samples' && h('small', {}, data.rows.length.toLocaleString('en')), view === 'health' && errors > 0 && h('small', { class: 'alarm' }, errors))))),
   main);

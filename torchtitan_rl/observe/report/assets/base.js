@@ -1,7 +1,9 @@
 // Shared by all views: the data, the page's state, building elements, formatting numbers.
 
 const data = JSON.parse(document.getElementById('data').textContent);
-const run = data.run;
+const runs = data.runs;
+const run = runs[0];
+const several = runs.length > 1; // the page compares runs
 
 /** Creates an element. Strings become text nodes, so a model's output is never parsed as markup. */
 function h(tag, props, ...children) {
@@ -40,8 +42,8 @@ function indexed(key) {
   return index;
 }
 const lazily = (make) => { let made; return () => (made ??= make()); };
-const groupKey = (row) => ['table', 'split', 'step', 'prompt_idx'].map((name) => cell(row, name)).join('\u0000');
-const promptKey = (row) => ['table', 'split', 'prompt'].map((name) => cell(row, name)).join('\u0000');
+const groupKey = (row) => ['run', 'table', 'split', 'step', 'prompt_idx'].map((name) => cell(row, name)).join('\u0000');
+const promptKey = (row) => ['run', 'table', 'split', 'prompt'].map((name) => cell(row, name)).join('\u0000');
 const groups = lazily(() => indexed(groupKey));
 const prompts = lazily(() => indexed(promptKey));
 /** A row's name in links: that of its episode, which stays when the run grows. */
@@ -50,7 +52,7 @@ const named = lazily(() => new Map(data.rows.map((_, row) => [nameOf(row), row])
 
 /** Notes that the page has not all samples; none if it has. */
 const moreNotes = () => [
-  ...run.notes,
+  ...runs.flatMap((one) => one.notes.map((note) => (several ? `${one.name}: ${note}` : note))),
   data.left > 0 && `${data.left.toLocaleString('en')} more samples do not fit this page: write it with a larger --size. Here are the selected samples and randomly chosen whole groups.`,
 ].filter(Boolean).map((text) => h('p', { class: 'note', 'data-more': '' }, text));
 
@@ -86,7 +88,7 @@ function searchText(row) {
 // ---- state: stored in the URL, so that a reload (or a link) restores the same view ----
 
 const DEFAULTS = {
-  view: 'overview', series: '', q: '', split: 'auto', from: '', to: '', low: '', high: '',
+  view: 'overview', series: '', q: '', split: 'auto', run: '', from: '', to: '', low: '', high: '',
   right: '', finish: '', shown: false, sort: '', down: true, page: 0, open: '', tab: 'sample', paint: '',
   tokensOpen: false, kind: '',
 };

@@ -21,34 +21,46 @@ function clearCharts() {
   living.clear();
 }
 
+/** The steps of all runs, and the values of a run's metric at them; null if the run has none. */
+const STEPS = [...new Set(runs.flatMap((one) => one.steps))].sort((a, b) => a - b);
+function valuesOf(one, key) {
+  const at = one.series[key] && new Map(one.steps.map((step, i) => [step, one.series[key][i]]));
+  return at ? STEPS.map((step) => at.get(step) ?? null) : null;
+}
+const extent = (values) => values.reduce(([low, high], value) => (value === null ? [low, high] : [Math.min(low, value), Math.max(high, value)]), [Infinity, -Infinity]);
+/** Whether a curve stays within a hundredth of its size, or a millionth. */
+function isStill(values) {
+  const [low, high] = extent(values);
+  return STEPS.length > 1 && high - low <= Math.max(1e-6, 0.01 * Math.max(Math.abs(low), Math.abs(high)));
+}
+
 /**
- * A card with the curves of some metrics, or null if the run has none of them. A definition has: title; keys
+ * A card with the curves of some metrics, or null if no run has one of them. A definition has: title; keys
  * ([metric, label] pairs); band ([low, high] metrics around the first); percent; log; points.
  */
 function curveCard(definition) {
-  if (!definition.keys.some(([key]) => run.series[key])) return null;
   const { log } = definition;
   const lift = (values) => (log ? values.map((value) => (value !== null && value > 0 ? value : null)) : values);
-  const columns = [run.steps];
+  const columns = [STEPS];
   const series = [{}];
   const bands = [];
   const legend = [];
   const add = (values, one) => { columns.push(lift(values)); return series.push({ spanGaps: true, points: { show: false }, ...one }) - 1; };
-  definition.keys.forEach(([key, label], order) => {
-    const raw = run.series[key];
+  runs.forEach((one, place) => definition.keys.forEach(([key, label], order) => {
+    const raw = valuesOf(one, key);
     if (!raw) return;
-    const color = palette(order);
-    const dashed = order % DASHES.length; // so that equal curves are both seen
+    const color = palette(place + order);
+    const dashed = (place + order) % DASHES.length; // so that equal curves are both seen
     const dash = DASHES[dashed];
-    if (order === 0 && definition.band?.every((name) => run.series[name])) {
-      const [low, high] = definition.band.map((name) => add(run.series[name], { stroke: 'transparent', width: 0 }));
+    if (order === 0 && definition.band?.every((name) => one.series[name])) {
+      const [low, high] = definition.band.map((name) => add(valuesOf(one, name), { stroke: 'transparent', width: 0 }));
       bands.push({ series: [high, low], fill: faint(color, 0.15) });
     }
     const few = raw.filter((value) => value !== null).length < 30;
-    add(raw, { stroke: color, width: 1.8, dash, points: { show: few && (definition.points || run.steps.length < 3), size: 5, fill: color } });
-    legend.push({ values: raw, color, style: ` d${dashed}`, label });
-  });
-  if (columns.slice(1).every((values) => values.every((value) => value === null))) return null;
+    add(raw, { stroke: color, width: 1.8, dash, points: { show: few && (definition.points || STEPS.length < 3), size: 5, fill: color } });
+    legend.push({ values: raw, color, style: ` d${dashed}`, label: several ? one.name : label });
+  }));
+  if (columns.length === 1 || columns.slice(1).every((values) => values.every((value) => value === null))) return null;
   return card(definition, columns, series, bands, legend, { log, format: definition.percent ? percent : figure, names: definition.keys.map(([key]) => key) });
 }
 
@@ -85,16 +97,48 @@ function card(definition, columns, series, bands, legend, { log, format, names }
     scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
     axes: [{ ...axis, size: 26, gap: 4, incrs: WHOLE }, { ...axis, size: 52, gap: 4, values: (u, splits) => splits.map((v) => (v === null ? '' : definition.percent ? `${Number((100 * v).toPrecision(4))} %` : tick(v))) }],
     cursor: { sync: { key: 'steps' }, points: { size: 7 }, focus: { prox: 24 }, y: false },
-    hooks: { setCursor: [(u) => show(u.cursor.idx ?? null)] },
+    hooks: { setCursor: [(u) => show(u.cursor.idx ?? null)], draw: [drawResumes] },
   };
   show(null);
+  element.still = legend.every((one) => isStill(one.values));
+  element.values = legend.map((one) => format(one.values.findLast((value) => value !== null))).join(', ');
+  element.keys = names;
   element.draw = () => {
+    if (body.plot) return;
     options.width = Math.max(200, Math.floor(body.clientWidth));
     body.plot = new uPlot(options, columns, body);
     living.add(body.plot);
     sizes.observe(body);
   };
   return element;
+}
+
+/** Marks the steps from which a run went on with another config, by a line with what changed. */
+function drawResumes(u) {
+  const { ctx, bbox } = u;
+  const dots = devicePixelRatio;
+  ctx.save();
+  ctx.font = `${11 * dots}px system-ui, sans-serif`;
+  ctx.setLineDash([3 * dots, 3 * dots]);
+  runs.forEach((one, place) => one.resumes.forEach(({ step, changed }, order) => {
+    const x = Math.round(u.valToPos(step, 'x', true));
+    if (x < bbox.left || x > bbox.left + bbox.width) return;
+    const isLeft = x < bbox.left + bbox.width / 2;
+    ctx.strokeStyle = ctx.fillStyle = several ? palette(place) : cssColor('--warn');
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+    ctx.textAlign = isLeft ? 'left' : 'right';
+    const room = (isLeft ? bbox.left + bbox.width - x : x - bbox.left) - 4 * dots;
+    ctx.fillText(changeWords(changed), x + (isLeft ? 4 : -4) * dots, bbox.top + (11 + 13 * (order + place)) * dots, room);
+  }));
+  ctx.restore();
+}
+/** What changed, in the words that fit a chart. Example: "lr 0.002 → 0.001, 1 more". */
+function changeWords(changed) {
+  const [[name, change], ...more] = Object.entries(changed);
+  return brief(`${name.split(/[.:] ?/).at(-1)} ${change.replace('->', '→')}`, 30) + (more.length ? `, ${more.length} more` : '');
 }
 
 const WHOLE = Array.from({ length: 9 }, (_, i) => [1, 2, 5].map((digit) => digit * 10 ** i)).flat(); // distances of ticks: steps are whole

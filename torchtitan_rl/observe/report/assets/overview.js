@@ -1,10 +1,12 @@
-// The overview: how the run ended and its figures, then the most important curves, then a search over all series.
+// The overview: what was asked, how the run ended, one held-out prompt before and after, then the curves and a search over all series.
 
-const FIRST = [
-  { title: 'Reward', keys: [['reward/mean', 'mean']], note: 'mean of rollouts' },
+const OUTCOME = [
   { title: 'Held-out accuracy', keys: [['evaluation/accuracy', 'greedy'], ['evaluation/sampled/accuracy', 'sampled']], band: ['evaluation/accuracy_low', 'evaluation/accuracy_high'], percent: true, points: true, note: 'band: 95 % interval' },
   { title: 'Held-out loss', keys: [['evaluation/loss', 'demonstrations']], points: true, note: 'nats per token' },
   { title: 'Divergence from the teacher', keys: [['teacher/divergence', 'exact'], ['evaluation/divergence', 'exact, held-out'], ['teacher/kl_k1', 'k1'], ['teacher/kl_k3', 'k3']], note: 'nats per token, on the policy’s own samples' },
+  { title: 'Reward', keys: [['reward/mean', 'mean']], note: 'mean of rollouts' },
+];
+const TRAINING = [
   { title: 'Completion length', keys: [['completions/length/mean', 'mean']], band: ['completions/length/p05', 'completions/length/p95'], note: 'tokens; band: 5th to 95th percentile' },
   { title: 'Conversations', keys: [['conversations/turns/mean', 'turns'], ['conversations/tool_calls', 'tool calls'], ['conversations/tool_errors', 'tool errors']], note: 'mean of a conversation' },
   { title: 'Experts', keys: [['moe/largest_load', 'busiest / mean'], ['moe/dead_experts', 'without a token']], note: 'tokens of the busiest expert of a layer; experts that no token chose' },
@@ -22,30 +24,47 @@ const FIRST = [
   { title: 'Time of a step', keys: ['step', 'generate', 'grade', 'train', 'sync', 'evaluate'].map((name) => [`time/${name}`, name]), note: 'seconds' },
   { title: 'Memory', keys: [['perf/peak_memory_gib', 'peak']], note: 'GiB, fullest rank' },
 ];
-/** A chart for each number that a reward function logs. */
-const OWN = Object.keys(run.series).filter((key) => key.startsWith('extra/') && !key.endsWith('/non_finite')).sort().map((key) => ({ title: key.slice(6), keys: [[key, 'mean']], note: 'logged by a reward function' }));
 const MORE = 24;
+const allKeys = lazily(() => [...new Set(runs.flatMap((one) => Object.keys(one.series)))].sort());
+const REWARDS = allKeys().filter((key) => /^reward\/[^/]+\/mean$/.test(key));
+/** What several reward functions gave, and a chart for each number that one logs. */
+const OWN = [
+  { title: 'Reward functions', keys: REWARDS.length > 1 ? REWARDS.map((key) => [key, key.split('/')[1]]) : [], note: 'mean of each, before weights' },
+  ...allKeys().filter((key) => key.startsWith('extra/') && !key.endsWith('/non_finite')).slice(0, MORE).map((key) => ({ title: key.slice(6), keys: [[key, 'mean']], note: 'logged by a reward function' })),
+];
+/** The cards of definitions. Where runs are compared, each metric has its own. */
+const cardsOf = (definitions) => (several ? definitions.flatMap((one) => one.keys.map((pair, order) => ({ ...one, title: one.keys.length > 1 ? `${one.title}: ${pair[1]}` : one.title, keys: [pair], band: order ? null : one.band }))) : definitions).map(curveCard).filter(Boolean);
 
 function overview(main) {
-  const charts = h('div', { class: 'grid' });
   const found = h('div', { class: 'grid' });
   const status = h('p', { class: 'note' });
   const search = () => { remember(); searchSeries(found, status); };
+  const [first, ...outcome] = cardsOf(OUTCOME);
+  const training = cardsOf(TRAINING);
+  const curves = [['Rewards and your metrics', [...outcome, ...cardsOf(OWN)]], ['Training', training.filter((one) => !one.still)]].filter(([, cards]) => cards.length);
   replace(main,
-    headline(),
-    h('div', { class: 'bar' }, h('h2', {}, 'Curves')),
-    charts,
+    h('section', { class: several ? '' : 'story' }, h('div', { class: 'heads' }, runs.map(headline)), !several && first),
+    several && h('div', { class: 'story' }, first, differencesOf()),
+    example(),
+    curves.flatMap(([title, cards]) => [h('div', { class: 'bar' }, h('h2', {}, title)), h('div', { class: 'grid' }, cards)]),
+    stillCards(training.filter((one) => one.still)),
     h('div', { class: 'bar' }, h('h2', {}, 'All series'), input('', 'series', 'search', search, { placeholder: 'part of a name, such as kl_k3', 'aria-label': 'search series', list: 'series' }), h('datalist', { id: 'series' }, allKeys().map((key) => h('option', { value: key })))),
     status, found);
   clearCharts();
-  placeCards(charts, [...FIRST, ...OWN.slice(0, MORE)].map(curveCard));
+  for (const one of [first, ...curves.flatMap(([, cards]) => cards)]) one?.draw();
   search();
 }
 
-/** How the run ended, as the first thing to read. */
-function endingOf() {
-  const { level, text, error, details, failed } = run.ending;
-  const see = () => { leave(); Object.assign(state, { split: '', from: String(failed.step), to: String(failed.step) }); show('samples'); };
+/** Curves that do not move, folded, with their values. */
+function stillCards(cards) {
+  const open = (event) => { if (event.target.open) cards.forEach((one) => one.draw()); };
+  return cards.length > 0 && h('details', { class: 'still', ontoggle: open }, h('summary', {}, `${plural(cards.length, 'curve')} that ${cards.length > 1 ? 'do' : 'does'} not move: ${cards.map((one) => `${one.dataset.chart} ${one.values}`).join(' · ')}`), h('div', { class: 'grid' }, cards));
+}
+
+/** How the run ended. */
+function endingOf(one) {
+  const { level, text, error, details, failed } = one.ending;
+  const see = () => { leave(); Object.assign(state, { split: '', run: several ? one.name : '', from: String(failed.step), to: String(failed.step) }); show('samples'); };
   return h('div', { class: `ending ${level}`, role: level === 'bad' ? 'alert' : null },
     h('strong', {}, visible(text)),
     error && h('pre', { class: 'text' }, visible(error)),
@@ -53,24 +72,71 @@ function endingOf() {
     details && h('details', {}, h('summary', {}, 'the whole message'), h('pre', { class: 'text' }, visible(details))));
 }
 
-function headline() {
-  const jump = (line) => line.key && (() => {
-    const hit = [...FIRST, ...OWN].find((one) => one.keys.some(([key]) => key === line.key));
-    const target = hit && document.querySelector(`[data-chart="${hit.title}"]`);
-    if (target) { target.scrollIntoView({ block: 'center' }); target.querySelector('.plot').focus({ preventScroll: true }); return; }
-    state.series = line.key;
+/** What a run was asked, how it ended, and its figures. */
+function headline(one, place) {
+  const jump = (key) => () => {
+    const target = [...document.querySelectorAll('.card')].find((card) => card.keys.includes(key));
+    if (target) {
+      target.closest('details:not([open])')?.setAttribute('open', '');
+      target.scrollIntoView({ block: 'center' });
+      target.querySelector('.plot').focus({ preventScroll: true });
+      return;
+    }
+    state.series = key;
     overview(document.querySelector('main'));
     document.querySelector('[data-field=series]').scrollIntoView({ behavior: 'smooth' });
-  });
-  return h('section', { class: 'lines' },
-    h('p', { class: 'note', 'data-about': '' }, visible(run.about.filter(Boolean).join(' · '))),
-    endingOf(),
-    h('ul', {}, run.lines.map((line) => h('li', { class: line.level },
-      line.key ? h('button', { class: 'link', title: line.key, onclick: jump(line) }, line.text) : line.text))),
-    run.steps.length > 2 && h('p', { class: 'note' }, 'a → b: the means of the first and of the last tenth of the steps; of accuracies the first and the last evaluation.'));
+  };
+  return h('div', { class: 'lines' },
+    several && h('h2', {}, h('span', { class: `key d${place % DASHES.length}`, color: palette(place) }), visible(one.name)),
+    h('p', { class: 'note', 'data-asked': '' }, visible(one.asked)),
+    endingOf(one),
+    h('ul', {}, one.lines.map(({ level, text, key }) => h('li', { class: level },
+      key ? h('button', { class: 'link', title: key, onclick: jump(key) }, visible(text)) : visible(text)))),
+    one.steps.length > 2 && h('p', { class: 'note' }, 'a → b: mean of the first and of the last tenth of the steps; accuracies: first and last evaluation.'));
 }
 
-const allKeys = lazily(() => Object.keys(run.series).sort());
+/** Answers to the same held-out prompts, as lists of rows: of the first and the last evaluation, or of the last one of each run. */
+const compared = lazily(() => {
+  const split = distinct('split').find((one) => String(one).startsWith('eval'));
+  const answers = new Map();
+  for (const rows of prompts().values()) {
+    if (none(split) || cell(rows[0], 'split') !== split) continue;
+    const [first, ...later] = sorted([...rows], 'step', false);
+    const key = cell(first, 'prompt');
+    if (!several && later.length && cell(later.at(-1), 'step') > cell(first, 'step')) answers.set(key, [first, later.at(-1)]);
+    if (several) answers.set(key, [...(answers.get(key) || []), later.at(-1) ?? first]);
+  }
+  return [...answers.values()].filter((rows) => rows.length === (several ? runs.length : 2));
+});
+/** How the answers were judged. Example: "wrong → right". */
+const judged = (rows) => rows.map((row) => ({ true: 'right', false: 'wrong' })[cell(row, 'correct')] ?? 'not judged').join(several ? ' · ' : ' → ');
+/** The answers by how they were judged, [[judgement, lists of rows], ...]: those that differ first, then the most frequent. */
+function byJudgement() {
+  const kinds = Map.groupBy(compared(), judged);
+  const isMixed = (kind) => new Set(kind.split(several ? ' · ' : ' → ')).size > 1;
+  return [...kinds].sort(([a, one], [b, other]) => isMixed(b) - isMixed(a) || other.length - one.length);
+}
+/** One held-out prompt with its answers side by side. */
+function example() {
+  const kinds = byJudgement();
+  if (!kinds.length) return null;
+  const body = h('div', {});
+  const chips = kinds.map(([kind, lists]) => h('button', { class: 'chip', title: 'again: the next prompt', onclick: () => choose(kind, lists) }, `${kind} `, h('b', {}, lists.length.toLocaleString('en'))));
+  let place = -1;
+  let chosen;
+  const choose = (kind, lists) => {
+    place = kind === chosen ? (place + 1) % lists.length : 0;
+    chosen = kind;
+    chips.forEach((chip, i) => chip.setAttribute('aria-pressed', String(kinds[i][0] === kind)));
+    const open = (row) => () => { leave(); ask(row); state.split = 'auto'; show('samples'); };
+    replace(body, h('pre', { class: 'text asked' }, visible(question(lists[place][0])).trim()),
+      h('div', { class: 'siblings' }, lists[place].map((row) => h('div', { class: 'sibling' },
+        h('div', { class: 'facts' }, h('button', { class: 'link', onclick: open(row) }, visible([cell(row, 'run'), `step ${cell(row, 'step')}`].filter(Boolean).join(', '))), verdictSign(cell(row, 'correct')), h('span', {}, 'reward ', h('b', {}, figure(cell(row, 'reward'))))),
+        h('pre', { class: 'text clamp' }, visible(lastSaid(row)) || h('em', {}, 'empty')), answerLine(row)))));
+  };
+  choose(...kinds[0]);
+  return h('section', { class: 'example' }, h('div', { class: 'paints' }, h('h2', {}, several ? 'The same held-out prompt in each run' : 'One held-out prompt, before and after'), chips), body);
+}
 
 function searchSeries(container, status) {
   const wanted = state.series.trim().toLowerCase();

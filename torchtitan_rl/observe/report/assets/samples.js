@@ -1,7 +1,7 @@
 // The table of samples: filters, sorting, pages, and the open sample beside it.
 
 const PAGE = 50;
-const BASIC = ['step', 'split', 'reward', 'correct', 'response_tokens', 'finish_reason', 'prompt', 'response'];
+const BASIC = ['run', 'step', 'split', 'reward', 'correct', 'response_tokens', 'finish_reason', 'prompt', 'response'];
 const TITLES = { correct: 'right', response_tokens: 'tokens', finish_reason: 'end', prompt_idx: 'prompt no.', sample_idx: 'sample no.' };
 const TEXTS = ['prompt', 'response', 'answer', 'expected_answer'];
 
@@ -16,7 +16,7 @@ function chosenRows() {
   const equals = (name, wanted) => { const values = cells(name); return wanted === '' ? null : (row) => String(values[row]) === wanted; };
   const words = state.q.toLowerCase();
   const tests = [
-    equals('split', state.split), equals('finish_reason', state.finish),
+    equals('run', state.run), equals('split', state.split), equals('finish_reason', state.finish),
     equals('correct', { right: 'true', wrong: 'false', unknown: 'null' }[state.right] ?? ''),
     between('step', state.from, state.to), between('reward', state.low, state.high),
     state.shown ? (row) => !['', null, 'sibling'].includes(cell(row, 'select_reason')) : null,
@@ -31,6 +31,21 @@ function sorted(rows, name, down) {
   const sign = down ? -1 : 1;
   const compare = (a, b) => (typeof a === 'number' && typeof b === 'number' ? a - b : String(a) < String(b) ? -1 : String(a) > String(b) ? 1 : 0);
   return rows.sort((a, b) => none(values[a]) - none(values[b]) || (none(values[a]) ? 0 : sign * compare(values[a], values[b])));
+}
+
+const FEW = 8; // characters that are not worth an ellipsis
+/** How many characters all prompts share at their beginning and at their end, in whole words; 0 for few. */
+const sharedEnds = lazily(() => {
+  const texts = [...new Set([...data.rows.keys()].map((row) => String(question(row) ?? '')))];
+  const shared = (texts) => (texts.length < 2 ? 0 : texts[0].slice(0, texts.reduce((most, text) => Math.min(most, prefix(text, texts[0])), Infinity)).search(/\S*$/));
+  const ends = [texts, texts.map((text) => [...text].reverse().join(''))].map(shared).map((length) => (length < FEW ? 0 : length));
+  return Math.min(...texts.map((text) => text.length)) > ends[0] + ends[1] ? ends : [0, 0];
+});
+/** The part of a row's prompt that tells it from others. */
+function distinguishing(row, most) {
+  const [start, end] = sharedEnds();
+  const text = String(question(row) ?? '');
+  return (start ? '…' : '') + brief(text.slice(start, text.length - end), most) + (end ? '…' : '');
 }
 
 const cellClass = (name) => `c-${name.replace(/[^a-z_]/g, '-')}`;
@@ -79,12 +94,13 @@ function filters(changed) {
   const select = (label, name, values) => choice(label, name, [['', 'all'], ...values], changed);
   const pairs = (name) => distinct(name).map((value) => [value, visible(value)]);
   const reset = () => {
-    for (const name of ['q', 'split', 'from', 'to', 'low', 'high', 'right', 'finish', 'shown', 'sort', 'down', 'page']) state[name] = DEFAULTS[name];
+    for (const name of ['q', 'run', 'split', 'from', 'to', 'low', 'high', 'right', 'finish', 'shown', 'sort', 'down', 'page']) state[name] = DEFAULTS[name];
     samples(document.querySelector('main'));
   };
   const shown = h('input', { type: 'checkbox', checked: state.shown, 'data-field': 'shown', onchange: (event) => { state.shown = event.target.checked; changed(); } });
   return h('div', { class: 'filters' },
     input('Text', 'q', 'search', changed, { placeholder: 'in prompts, responses, tools, answers   ( / )', onkeydown: (event) => { if (event.key === 'Enter') { later(() => { if (listed.length) { visit(document.querySelector('.detail'), listed[0]); document.querySelector('tr.open')?.focus(); } }, 200)(); } } }),
+    several && select('Run', 'run', pairs('run')),
     select('Split', 'split', pairs('split')),
     select('Judged', 'right', [['right', 'right'], ['wrong', 'wrong'], ['unknown', 'not judged']]),
     select('End', 'finish', pairs('finish_reason')),
@@ -123,7 +139,7 @@ function drawList(list, detail) {
 function listCell(row, name) {
   const value = cell(row, name);
   if (name === 'correct') return verdictSign(value);
-  if (name === 'prompt') return h('bdi', {}, brief(question(row), 110));
+  if (name === 'prompt') return h('bdi', {}, distinguishing(row, 110));
   if (name === 'response') return h('bdi', {}, brief(lastSaid(row), 110));
   return typeof value === 'number' ? figure(value) : value === null || value === undefined ? '–' : brief(figure(value), 60);
 }

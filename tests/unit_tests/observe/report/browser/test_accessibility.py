@@ -8,7 +8,7 @@ import pytest
 
 from tests import parts
 from tests.parts.report_page import at
-from tests.parts.report_runs import change_rows, write_run
+from tests.parts.report_runs import change_rows, write_evaluations, write_run
 from torchtitan_rl.observe.report import write_report
 from torchtitan_rl.run.run_end import write_end
 
@@ -20,6 +20,7 @@ def test_the_tab_key_reaches_every_row_tab_chart_and_line(browser, one):
         ("samples", "tr[data-row], [data-sort], .detail [role=tab][aria-selected=true]"),
     ):
         browser.open(at(one[0], view=view))
+        browser.run("for (const one of document.querySelectorAll('.still')) one.open = true")
         browser.run(f"window.wanted = new Set(document.querySelectorAll({wanted!r})); window.total = wanted.size")
         assert browser.run("total") > 5
         for _ in range(300):
@@ -47,6 +48,9 @@ def run_with_all(folder: Path) -> Path:
         "2026-11-21 12:00:00,000 ERROR root: the sink died\n2026-11-21 12:00:00,000 WARNING root: slow\n"
     )
     write_end(folder, "failed", 'Traceback (most recent call last):\n  File "a", line 3, in f\nOSError: full', code=1)
+    write_evaluations(folder)
+    resumed = {"resumed": {"step": 2, "changed": {"trainer.optimizer.lr": "0.1 -> 0.2"}}}
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | resumed))
     return folder
 
 
@@ -62,12 +66,17 @@ RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"
 def test_axe_finds_no_violation(browser, tmp_path, width, dark):
     axe = gzip.decompress((Path(parts.__file__).parent / "axe" / "axe-core-4.10.3.min.js.gz").read_bytes()).decode()
     write_report(run_with_all(tmp_path / "a"), tmp_path / "r.html")
+    two = [tmp_path / "a", write_evaluations(write_run(tmp_path / "b", seed=1))]
+    write_report(two[0], tmp_path / "two.html", others=two[1:])
     found = {}
-    for state in STATES:
-        browser.open(at(tmp_path / "r.html", **state), width=width, dark=dark)
+    pages = [("r.html", state) for state in STATES] + [
+        ("two.html", {"view": v}) for v in ("overview", "samples", "prompts", "health")
+    ]
+    for page, state in pages:
+        browser.open(at(tmp_path / page, **state), width=width, dark=dark)
         browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
         browser.run(f"{axe}; 1")
         rules = json.dumps({"runOnly": RULES})
         bad = browser.run(f"axe.run(document, {rules}).then(r => r.violations.map(v => [v.id, v.nodes[0].html]))")
-        found |= {str(state): bad} if bad else {}
+        found |= {f"{page} {state}": bad} if bad else {}
     assert found == {}

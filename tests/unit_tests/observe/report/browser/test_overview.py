@@ -3,8 +3,8 @@
 import json
 import random
 
-from tests.parts.report_page import clean, text
-from tests.parts.report_runs import row_of, write_run
+from tests.parts.report_page import at, clean, text, texts
+from tests.parts.report_runs import change_rows, row_of, write_evaluations, write_run
 from torchtitan_rl.observe.report import load_run, write_report
 from torchtitan_rl.observe.report.overview import lines
 from torchtitan_rl.run.run_end import write_end
@@ -18,9 +18,84 @@ def test_the_overview_has_the_lines_and_draws_the_curves(browser, one):
     assert {"Reward", "Held-out accuracy", "Entropy", "Gradient norm", "Time of a step"} <= set(titles)
     assert "mine/length" in titles  # a reward function logs it
     assert "KL" not in titles  # this run has none
-    browser.wait("document.querySelectorAll('canvas').length >= 6")
+    browser.wait("document.querySelectorAll('canvas').length >= 4")
     painted = "[...document.querySelector('canvas').getContext('2d').getImageData(0, 0, 300, 150).data].some(v => v)"
     assert browser.run(painted)
+
+
+def test_curves_that_do_not_move_are_folded_with_their_values(browser, one):
+    browser.open(one[0])
+    folded = browser.run("[...document.querySelectorAll('.still figure')].map(f => f.dataset.chart)")
+    assert "Gradient norm" in folded
+    assert "Entropy" not in folded
+    assert "Gradient norm 0.2 · " in text(browser, ".still summary")
+    assert browser.run("document.querySelectorAll('.still canvas').length") == 0
+    browser.run(
+        "[...document.querySelectorAll('.lines button')].find(b => b.innerText.startsWith('log-probs')).click()"
+    )
+    browser.wait(f"document.querySelectorAll('.still canvas').length === {len(folded)}")
+
+
+def test_one_held_out_prompt_is_shown_before_and_after(browser, tmp_path):
+    folder = write_evaluations(write_run(tmp_path / "a", steps=4))
+    write_report(folder, tmp_path / "r.html")
+    browser.open(tmp_path / "r.html", height=900)
+    assert texts(browser, ".example .chip") == ["wrong → right 2", "right → right 1", "wrong → wrong 1"]
+    assert text(browser, ".example .asked") == "What is 0 + 1?"
+    answers = [said.split("\n") for said in texts(browser, ".example .sibling")]
+    assert [(said[0][:6], said[-1]) for said in answers] == [
+        ("step 0", "answer 0 · expected 1"),
+        ("step 4", "answer 1 · expected 1"),
+    ]
+    assert browser.run("document.querySelector('.example').getBoundingClientRect().bottom") < 900
+    browser.run("document.querySelector('.example .chip').click()")  # again: the next prompt
+    assert text(browser, ".example .asked") == "What is 1 + 1?"
+    browser.run("document.querySelectorAll('.example .sibling button')[1].click()")
+    assert text(browser, ".detail .facts").startswith("step 4 · eval_greedy")
+    assert clean(browser), browser.errors
+
+
+def test_runs_are_compared_in_curves_settings_and_answers(browser, tmp_path):
+    runs = [
+        write_evaluations(write_run(tmp_path / name, seed=seed, steps=steps))
+        for name, seed, steps in (("a", 0, 4), ("b", 1, 8))
+    ]
+    change_rows(
+        runs[1],
+        lambda row: row.update(response=f"b: {row['response']}", correct=row["correct"] and row["prompt_idx"] > 0),
+    )
+    write_report(runs[0], tmp_path / "r.html", others=runs[1:])
+    browser.open(tmp_path / "r.html")
+    chart = "document.querySelector('[data-chart=Reward]')"
+    browser.wait(f"{chart}.querySelector('canvas') !== null")
+    assert browser.run(f"[...{chart}.querySelectorAll('.keys i')].map(e => e.innerText)") == ["a", "b"]
+    assert browser.run(f"{chart}.querySelector('.plot').plot.data.length") == 3
+    assert texts(browser, "[data-table=settings] tbody tr") == ["num_steps\t4\t8", "seed\t0\t1"]
+    assert texts(browser, ".example .chip") == ["right · wrong 1", "right · right 2", "wrong · wrong 1"]
+    browser.open(at(tmp_path / "r.html", view="prompts"))
+    assert texts(browser, "[data-table=answers] tbody tr")[0].startswith(
+        "…0 + 1?\t✓ 0 and 1 make 1\t✗ b: 0 and 1 make 1"
+    )
+    browser.run("document.querySelectorAll('[data-table=answers] button')[1].click()")
+    assert text(browser, ".detail .facts").startswith("b · step 8 · eval_greedy")
+    browser.open(at(tmp_path / "r.html", view="samples", run="a", split="train"))
+    assert set(texts(browser, "td.c-run")) == {"a"}
+    assert clean(browser), browser.errors
+
+
+def test_a_resume_with_another_config_is_marked_on_the_curves(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=12)
+    settings = json.loads((folder / "config.json").read_text())
+    painted = []
+    for changed in ({}, {"trainer.optimizer.lr": "0.1 -> 0.2"}):
+        resumed = {"resumed": {"step": 6, "changed": changed}}
+        (folder / "config.json").write_text(json.dumps(settings | resumed))
+        write_report(folder, tmp_path / "r.html")
+        browser.open(tmp_path / "r.html")
+        browser.wait("document.querySelector('[data-chart=Reward] canvas') !== null")
+        painted.append(browser.run("document.querySelector('[data-chart=Reward] canvas').toDataURL()"))
+    assert painted[0] != painted[1]
+    assert "from step 6 on: trainer.optimizer.lr 0.1 → 0.2" in text(browser, ".lines")
 
 
 def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):

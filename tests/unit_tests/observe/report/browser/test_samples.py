@@ -67,6 +67,17 @@ def test_words_of_a_sibling_that_begins_otherwise_are_marked_one_by_one(browser,
     assert texts(browser, "[data-sibling] mark") == ["Well, ", "5"]
 
 
+def test_the_list_has_the_part_of_a_prompt_that_others_do_not_share(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=1, siblings=1)
+    change_rows(
+        folder,
+        lambda row: row.update(prompt=f"You are a calculator. Add 1{row['prompt_idx']} and 1. Give only the sum."),
+    )
+    write_report(folder, tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples"))
+    assert sorted(texts(browser, "td.c-prompt")) == [f"…1{i}…" for i in range(4)]
+
+
 def test_how_a_sample_was_made_is_folded(browser, one):
     browser.open(at(one[0], view="samples", open="train/1/0/0"))
     columns = "[...document.querySelectorAll('.columns dt')].filter(e => e.checkVisibility()).map(e => e.innerText)"
