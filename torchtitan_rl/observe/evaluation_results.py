@@ -23,6 +23,7 @@ def failures_of(groups: Sequence[Group[Episode]]) -> list[dict[str, Any]]:
     failures = [
         {
             "prompt": group.prompt.text,
+            "messages": group.prompt.messages,
             "expected_answer": group.prompt.expected_answer,
             "answer": episode.scored.answer,
             "completion": episode.completion.text,

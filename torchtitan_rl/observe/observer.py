@@ -111,12 +111,13 @@ class RunObserver:
             token_flops=self._token_flops,
             peak_flops=peak_flops and peak_flops * world_size,
         )
+        judged = groups if self._algorithm.policy_loss.from_engine else ()  # no demonstrations
         for metrics in (
             *update.metrics,
             self._prompts.metrics(state.prompts_seen),
-            reward_metrics(groups),
-            group_metrics(groups, self._algorithm),
-            advantage_metrics(groups),
+            reward_metrics(judged),
+            group_metrics(judged, self._algorithm),
+            advantage_metrics(judged),
             participation_metrics(groups),
             *(
                 task_metrics(its_groups, f"train/{task}", self._algorithm)
@@ -133,7 +134,7 @@ class RunObserver:
             record_metrics(metrics)
         mine = groups[rank::world_size]
         episodes = flat(mine)
-        if len(set(finite_rewards(flat(groups)))) > 2:  # of all groups: each rank decides alike
+        if len(set(finite_rewards(flat(judged)))) > 2:  # of all groups: each rank decides alike
             record_metric("reward", finite_rewards(episodes), Reduce.DISTRIBUTION)
         lengths = [episode.completion.num_sampled for episode in episodes]
         record_metric("completions/length", lengths, Reduce.DISTRIBUTION)

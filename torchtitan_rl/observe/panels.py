@@ -137,12 +137,13 @@ def percent(value: float) -> str:
 
 
 def evaluation_measures(values: dict[str, float]) -> dict[str, float | str]:
-    """The evaluation's measures, those with an interval first; shares in percent. Example: {"evaluation/accuracy": "61.7% (55.5 to 67.7)"}.
+    """The evaluation's measures, accuracies and those with an interval first; shares in percent. Example: {"evaluation/accuracy": "61.7% (55.5 to 67.7)"}.
 
     The unit of what a reward function logs is not known, whatever its name.
     """
     measures: dict[str, float | str] = {}
-    for key in sorted(values, key=lambda key: f"{key}_low" not in values):
+    order = sorted(values, key=lambda key: f"{key}_low" not in values)
+    for key in sorted(order, key=lambda key: not key.endswith("/accuracy")):
         is_end = key.endswith(("_low", "_high")) and key.rpartition("_")[0] in values
         if not key.startswith(EVALUATION_PREFIX) or key.endswith("/seconds") or is_end:
             continue

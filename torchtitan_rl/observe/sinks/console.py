@@ -23,8 +23,7 @@ class Column(NamedTuple):
     """One number of the step line."""
 
     label: str
-    keys: tuple[str, ...]
-    """The first of them that has been recorded is shown."""
+    key: str
     show: Callable[[float], str]
     width: int
     style: str = ""
@@ -45,15 +44,14 @@ def six_wide(value: float) -> str:
 
 
 STEP_LINE = (
-    Column("reward", ("reward/mean",), six_wide, 6, "bold green"),
-    Column("acc", ("evaluation/accuracy", "evaluation/sampled/accuracy"), percent, 6, "bold cyan"),
-    Column("entropy", ("policy/entropy",), "{:.3f}".format, 5),
-    Column("loss", ("loss/total",), "{:.4f}".format, 7),
-    Column("logp diff", ("sampler/logprob_diff/max",), "{:.1e}".format, 7),
-    Column("grad", ("optimizer/grad_norm",), six_wide, 6),
-    Column("tok/s", ("perf/step_tokens_per_s",), "{:,.0f}".format, 7),
+    Column("reward", "reward/mean", six_wide, 6, "bold green"),
+    Column("accuracy", "train/accuracy", percent, 6, "bold cyan"),
+    Column("loss", "loss/total", "{:.4f}".format, 7),
+    Column("entropy", "policy/entropy", "{:.3f}".format, 5),
+    Column("grad", "optimizer/grad_norm", six_wide, 6),
+    Column("tok/s", "perf/step_tokens_per_s", "{:,.0f}".format, 7),
 )
-"""In 80 characters, the first three fit; in 120, all but tok/s."""
+"""In 80 characters, the first two or three that a run has fit; in 120, all but tok/s."""
 PANEL_METRICS = (
     "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
     "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
@@ -83,14 +81,8 @@ class ConsoleSink(Sink):
         super().__init__(context)
         self._console = plain_console()
         self._first: tuple[int, float] | None = None
-        self._columns: list[Column] = []
-        start = len(self._step_of(context.total_steps)) + len(self._end_of("", ""))
-        room = self._console.width - start
-        for column in STEP_LINE:
-            room -= len(f"  {column.label} ") + column.width
-            if room < 0:
-                break
-            self._columns.append(column)
+        self._recorded: set[str] = set()
+        """The labels of the columns that had a value in any step."""
 
     def write(self, record: StepRecord) -> None:
         """Prints the step's line, an evaluation's lines, and every `console_every` steps metrics and samples."""
@@ -131,14 +123,25 @@ class ConsoleSink(Sink):
 
     def _step_line(self, record: StepRecord) -> Text:
         line = Text(self._step_of(record.step), style="bold")
-        for column in self._columns:
-            values = [record.values[key] for key in column.keys if key in record.values]
-            if not values and any(f"{key}/non_finite" in record.values for key in column.keys):
-                values = [math.nan]
-            shown = column.show(values[0]) if values else "-"
+        end = self._end_of(*self._times(record))
+        values = {
+            column.label: record.values.get(column.key, math.nan)
+            for column in STEP_LINE
+            if {column.key, f"{column.key}/non_finite"} & {*record.values}
+        }
+        if not values and "time/evaluate" in record.values:
+            return line.append(f"  evaluated in {record.values['time/evaluate']:.1f} s")
+        self._recorded |= {*values}
+        room = self._console.width - len(line) - len(end)
+        for column in [each for each in STEP_LINE if each.label in self._recorded]:
+            room -= len(f"  {column.label} ") + column.width
+            if room < 0:
+                break
+            value = values.get(column.label)
+            shown = "-" if value is None else column.show(value)
             line.append(f"  {column.label} ", style="dim")
-            line.append(f"{shown:>{column.width}}", style=column.style if values else "dim")
-        return line.append(self._end_of(*self._times(record)))
+            line.append(f"{shown:>{column.width}}", style="dim" if value is None else column.style)
+        return line.append(end)
 
     def _times(self, record: StepRecord) -> tuple[str, str]:
         """The step's seconds, and the estimated time of the remaining steps at this session's mean pace."""
