@@ -1,6 +1,5 @@
 """The code of docs/conversations.md, run as it is written, with a policy that says what it is told to."""
 
-import random
 import re
 from pathlib import Path
 from typing import get_args
@@ -12,7 +11,6 @@ from tests.parts.grading import build_grader
 from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.data.stream import PromptStream
-from torchtitan_rl.fields.references import load_function
 from torchtitan_rl.types import FinishReason, Group
 
 PAGE = (Path(__file__).parents[3] / "docs" / "conversations.md").read_text()
@@ -58,18 +56,6 @@ def test_the_environment_counts_in_turn(files):
     _, scored = talk(config, "2", "7")
     assert not scored.correct
     assert [turn.reward for turn in scored.completion.turns] == [0.1, -1.0]
-
-
-def test_documented_warm_start_uses_the_text_that_a_run_renders(files):
-    config = load_config(f"{files}/my_start.py:countup_small")
-    recipe = load_function(config.task.warm_start, "task.warm_start")()
-    text = recipe.worked(config.task.build().train_example(0, seed=0), random.Random(0))
-    made = chat_tokenizer()
-    policy = re.split(r"<\|endoftext\|><\|user\|>\d+<\|endoftext\|><\|assistant\|>", text)
-    _, scored = talk(config, *policy)
-    read = made.decode(scored.completion.token_ids, skip_special_tokens=False)
-    assert read.removesuffix("<|endoftext|>") == text
-    assert scored.correct
 
 
 def test_the_table_of_finish_reasons_is_complete():

@@ -37,7 +37,7 @@ BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE, re.DOT
 MASSES = [1 / 3] * 3 + [1 / 2] * 2
 TESTED = {
     *("kl_cov.py", "rebel.py", "opo.py", "discounted.py", "only_close.py", "not_too_easy.py", "replay.py", "my_sink.py"),
-    "restarts.py", "my_muon.py",  # the last by test_trainer.py
+    "my_muon.py",  # by test_trainer.py
 }  # fmt: skip
 
 
@@ -224,22 +224,6 @@ def test_sink_by_its_place_has_each_step_once_after_a_resume(tmp_path):
     record(tmp_path, [3, 4, 5])
     lines = (tmp_path / "reward.csv").read_text().split()
     assert lines == ["1,1.0", "2,2.0", "3,3.0", "4,4.0", "5,5.0"]
-
-
-def test_schedule_returns_to_its_peak():
-    schedule = part("restarts.Restarts")(period=4, warmup_steps=0, min_lr_factor=0.5)
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    scheduler = schedule.build(optimizers=[optimizer], training_steps=9)
-    rates = []
-    for _ in range(9):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    once = [0.5 + 0.5 * (0.5 + 0.5 * math.cos(math.pi * step / 4)) for step in range(4)]
-    assert rates == pytest.approx([*once, *once, 1.0])
-    config = load_config("debug")
-    config.trainer.lr_scheduler = schedule
-    validate(config, world_size=1)
 
 
 def test_model_family_of_another_name_is_read_from_its_folder(tmp_path):
