@@ -108,7 +108,7 @@ def test_pairwise_regression_equals_its_equation_pair_by_pair():
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-14)
 
 
-def test_loss_inputs_have_sampler_reference_and_positions():
+def test_loss_inputs_have_sampler_and_reference():
     seen = {}
     clip = type(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).policy_loss)
 
@@ -116,7 +116,7 @@ def test_loss_inputs_have_sampler_reference_and_positions():
         reads = ("reference_logprobs",)
 
         def __call__(self, inputs):
-            seen.update(mu=inputs.sampler_logprobs, reference=inputs.reference_logprobs, positions=inputs.positions)
+            seen.update(mu=inputs.sampler_logprobs, reference=inputs.reference_logprobs)
             return super().__call__(inputs)
 
     algorithm = built(loss=Curious.Config())
@@ -128,7 +128,6 @@ def test_loss_inputs_have_sampler_reference_and_positions():
     inside = batch.loss_mask > 0
     assert seen["mu"][inside].tolist() == [-1.0, -3.0, -4.0]
     assert seen["reference"][inside].tolist() == [-1.5, -3.5, -4.5]
-    assert seen["positions"][inside].tolist() == [0, 1, 0]
 
 
 def test_advantage_weighs_the_baseline_by_length():
