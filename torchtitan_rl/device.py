@@ -8,12 +8,12 @@ import os
 import sys
 import warnings
 
+from torchtitan_rl.errors import torch_remedy
+
 try:
     import torch
-except ModuleNotFoundError:  # a script was started with the system's Python
-    sys.exit(
-        f"error: {sys.executable} has no torch. Run scripts/setup.sh once and use .venv/bin/python."
-    )
+except ImportError as error:
+    sys.exit(f"error: {torch_remedy(error)}")
 import torch._utils
 
 DEVICE_TYPE = "cuda" if torch.cuda.is_available() else "cpu"

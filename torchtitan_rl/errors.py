@@ -1,5 +1,7 @@
 """Errors that the user sees as a message without a traceback, and `expect`, which reports a wrong value."""
 
+import importlib.metadata
+import sys
 from typing import Any
 
 
@@ -28,3 +30,15 @@ def expect(holds: bool, field: str, value: Any, expected: str, remedy: str) -> N
     """
     if not holds:
         raise UserError(f"{field} = {value!r}: expected {expected}. {remedy}")
+
+
+def torch_remedy(error: ImportError) -> str:
+    """Returns what to do where `import torch` raises `error`."""
+    if isinstance(error, ModuleNotFoundError):  # a script was started with the system's Python
+        return f"{sys.executable} has no torch. Run scripts/setup.sh once and use .venv/bin/python."
+    version = importlib.metadata.version("torch").partition("+")[0]
+    cpu = f"--no-deps --force-reinstall --index-url https://download.pytorch.org/whl/cpu torch=={version}"
+    return (
+        f"torch cannot be imported: {error}. PyPI's torch is the build for CUDA, and its libraries are not here. Without a GPU install "
+        f"the CPU build: pip install {cpu} (or uv pip install). With a GPU install requirements/gpu.lock."
+    )

@@ -1,6 +1,10 @@
 """What is said of an environment that does not fit its machine, on a simulated one."""
 
 import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,3 +58,17 @@ def test_a_gpu_that_does_not_answer_is_refused_with_the_drivers_version_that_is_
         UserError, match=r"torch finds no GPU that it can use. Its driver must be 580 or newer \(nvidia-smi\), and"
     ):
         node.check_environment()
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["train", "--dry-run"], ["export", "--run", "a", "--output", "b"]])
+def test_a_torch_without_its_libraries_names_the_line_that_installs_the_right_one(tmp_path, arguments):
+    broken = tmp_path / "torch"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('libcudnn.so.9: cannot open shared object file')")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    line = [sys.executable, "-m", "torchtitan_rl.command.command", *arguments]
+    ended = subprocess.run(line, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert ended.returncode in (1, 2)
+    assert ended.stderr.startswith("error: torch cannot be imported: libcudnn.so.9")
+    assert "https://download.pytorch.org/whl/cpu torch==2." in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from torchtitan_rl.command import programs
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.observe.report.__main__ import main as report
-from torchtitan_rl.run.node import check_build_tools, environment_kind, gpu_count
+from torchtitan_rl.run.node import check_build_tools, check_torch, environment_kind, gpu_count
 from torchtitan_rl.text import visible
 
 QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run", "--preview"}
@@ -117,6 +117,7 @@ def training(arguments: Sequence[str]) -> list[str]:
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher's ranks
         return ["torchtitan_rl.command.train", *arguments]
     rendezvous = _rendezvous()
+    check_torch()
     if is_gpu:
         check_build_tools()
     if gpus == 0:  # ranks on one CPU share its cores

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from torchtitan_rl.errors import UserError
+from torchtitan_rl.errors import UserError, torch_remedy
 
 CPU_ENGINE_LIBRARY = "libnuma.so.1"
 """The only library of the system that vLLM's kernels for CPUs need besides those of Python. Small images lack it."""
@@ -69,6 +69,14 @@ def check_engine_library() -> None:
             f"{CPU_ENGINE_LIBRARY} is missing, which vLLM needs on a CPU. Install the package libnuma1 (apt install libnuma1) "
             "or numactl-libs (dnf install numactl-libs)."
         ) from None
+
+
+def check_torch() -> None:
+    """Raise UserError unless torch can be imported."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise UserError(torch_remedy(error)) from error
 
 
 def check_environment(*, gpu_expected: bool = True) -> None:
