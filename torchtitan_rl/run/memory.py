@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
 
 GIB = 2**30
-BYTES = {"float32": 4, "bfloat16": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "auto": 2}
+"""Bytes of a value. "auto" counts as on a GPU."""
 CONTEXT_BYTES = 2 * GIB
 """CUDA's own memory, cuBLAS workspaces, and the engine's CUDA graphs, which stay while it sleeps. On several GPUs NCCL has 0.4 GiB a
 group of ranks besides."""
