@@ -27,7 +27,7 @@ def debug() -> RunConfig:
         task=SumDigits.Config(max_integers=2, instruction=""),
         prompts=PromptStream.Config(max_prompt_tokens=32),
         sampling=SamplingConfig(n=8, max_tokens=32),
-        generator=Generator.Config(dtype="float32", max_model_len=64),
+        generator=Generator.Config(dtype="float32"),
         algorithm=Algorithm.Config(advantage=GroupMean.Config()),
         trainer=TrainerConfig(
             optimizer=AdamW.Config(lr=1e-4),

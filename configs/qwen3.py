@@ -35,7 +35,6 @@ def _large(flavor: str, *, generator_tp: int) -> RunConfig:
     config.num_prompts_per_step = 64
     for sampling in (config.sampling, config.evaluation.sampling, config.evaluation.sampled):
         sampling.max_tokens = 1024
-    config.generator.max_model_len = config.prompts.max_prompt_tokens + 1024
     return config
 
 

@@ -41,7 +41,6 @@ def smollm2() -> RunConfig:
     config.num_steps = 20
     config.prompts.max_prompt_tokens = 80
     config.generator.dtype = config.trainer.mixed_precision_param = "auto"
-    config.generator.max_model_len = 128
     config.algorithm.mismatch = TokenTruncate.Config()
     config.trainer.max_tokens_per_microbatch = 4096  # faster than 2048 and 8192, which takes 9 GB of memory
     config.trainer.optimizer.lr = 1e-5

@@ -36,7 +36,7 @@ def _on(task: Task.Config, *, max_prompt_tokens: int = 512, max_tokens: int = 10
         task=task,
         prompts=PromptStream.Config(max_prompt_tokens=max_prompt_tokens),
         sampling=SamplingConfig(n=8, max_tokens=max_tokens),
-        generator=Generator.Config(dtype="auto", max_model_len=max_prompt_tokens + max_tokens),
+        generator=Generator.Config(dtype="auto"),
         algorithm=Algorithm.Config(advantage=GroupMean.Config(), mismatch=TokenTruncate.Config()),
         trainer=TrainerConfig(
             optimizer=AdamW.Config(lr=lr),
@@ -60,7 +60,6 @@ def _fit_two_cores(config: RunConfig) -> None:
     """Set the sizes for a small model on a machine without a GPU: 8 prompts x 8 completions of at most 256 tokens."""
     for sampling in (config.sampling, config.evaluation.sampling, config.evaluation.sampled):
         sampling.max_tokens = 256
-    config.generator.max_model_len = config.prompts.max_prompt_tokens + 256
     config.num_steps = 50
     config.num_prompts_per_step = 8
     config.evaluation.num_prompts = 64

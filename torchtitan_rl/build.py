@@ -68,7 +68,7 @@ from torchtitan_rl.trainer.teachers.frozen_models import Collisions, PolicyAvera
 from torchtitan_rl.trainer.teachers.hints import Hints
 from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher, Teachers
 from torchtitan_rl.types import Prompt
-from torchtitan_rl.validation import check_model, validate
+from torchtitan_rl.validation import check_model, longest_sequence, validate
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -113,6 +113,7 @@ def resolve(config: "RunConfig", *, world_size: int) -> Resolved:
     dtype_choice = set_dtypes(config)
     config.prompts.date = prompts_date(config)
     algorithm = validate(config, world_size=world_size)
+    config.generator.max_model_len = longest_sequence(config)
     task = build_task(config.task)
     config.task = getattr(task, "config", config.task)  # with what its data decides
     teaches = bool(config.teacher or config.teacher_hint)

@@ -214,24 +214,40 @@ def _check_demonstrations(config: "RunConfig", samples_training: bool) -> None:
     expect(not shown, "algorithm.loss", loss, expected, remedy)
 
 
+def longest_sequence(config: "RunConfig") -> int:
+    """Returns generator.max_model_len, or for "auto" the longest prompt and the longest completion together, in tokens."""
+    if config.generator.max_model_len != "auto":
+        return config.generator.max_model_len
+    completions = [sampling.max_tokens for sampling in _samplings(config).values()]
+    return config.prompts.max_prompt_tokens + max(completions)
+
+
 def check_lengths(config: "RunConfig") -> None:
     """Check that prompts, completions and micro-batches fit each other, and the model's positions where `model_spec` is known."""
-    prompt, longest = config.prompts.max_prompt_tokens, config.generator.max_model_len
+    prompt, longest = config.prompts.max_prompt_tokens, longest_sequence(config)
     positions = math.inf if config.model_spec is None else config.model_spec.model.max_seq_len
-    expect(
-        longest <= positions, "generator.max_model_len", longest, f"at most the model's {positions} positions",
-        f"Use --generator.max-model-len {positions}.",
-    )  # fmt: skip
+    samplings = _samplings(config)
+    completion = max(sampling.max_tokens for sampling in samplings.values())
+    remedy = f"Use --generator.max-model-len {positions}."
+    if longest == prompt + completion:
+        remedy = f"It has room for prompts.max_prompt_tokens {prompt} and max_tokens {completion}: lower one of them."
+    expected = f"at most the model's {positions} positions"
+    expect(longest <= positions, "generator.max_model_len", longest, expected, remedy)
     # The turns of a rollout may be in several traces. Then only a turn must fit.
     turn = config.conversations.max_turn_tokens or math.inf
-    for field, sampling in _samplings(config).items():
+    room = max(longest - prompt, longest // 2)
+    shorter = [
+        f"{field}.max_tokens {room}" for field, s in samplings.items() if s.max_tokens > room
+    ]
+    if prompt > longest - room:
+        shorter.append(f"prompts.max_prompt_tokens {longest - room}")
+    kept = " ".join(f"--{setting.replace('_', '-')}" for setting in shorter)
+    for field, sampling in samplings.items():
         sequence = prompt + min(sampling.max_tokens, turn)
-        remedy = f"Use --generator.max-model-len {sequence}."
-        if sequence > positions:
-            remedy = "Lower one of them."
         expect(
             sequence <= longest, f"{field}.max_tokens", sampling.max_tokens,
-            f"with prompts.max_prompt_tokens {prompt} at most generator.max_model_len {longest}", remedy,
+            f"with prompts.max_prompt_tokens {prompt} at most generator.max_model_len {longest}",
+            f"To keep that, use {kept}; otherwise --generator.max-model-len auto, which is {sequence}.",
         )  # fmt: skip
     sequence = prompt + min(config.sampling.max_tokens, turn)
     packed = config.trainer.max_tokens_per_microbatch

@@ -11,12 +11,14 @@ from torchtitan_rl.configs.toys.small_models import small_qwen3
 from torchtitan_rl.models.families import FAMILIES
 from torchtitan_rl.models.hf_config import hf_architecture
 from torchtitan_rl.run.auto_dtype import set_dtypes
+from torchtitan_rl.validation import longest_sequence
 
 
 def shipped(name: str) -> RunConfig:
     """Returns the config. One for any model gets Qwen3-1.7B."""
     config = load_config(name)
     set_dtypes(config)
+    config.generator.max_model_len = longest_sequence(config)
     if name.startswith("debug"):
         experts = EXPERTS if name == "debug_moe" else {}
         config.model_spec = small_qwen3(**{"vocab_size": 320, **experts})

@@ -16,12 +16,12 @@ def test_a_resolved_config_leaves_nothing_open_and_the_given_one_stays(tmp_path)
     save_tiny_start(tmp_path)
     config.hf_assets_path = str(tmp_path)
     config.generator.dtype = config.trainer.mixed_precision_param = "auto"
-    config.generator.max_model_len = 256
     before = described(deepcopy(config))
     resolved = resolve(config, world_size=1)
     assert described(config) == before
     assert config.model_spec is None
     assert resolved.config.model_spec.model.vocab_size == 128
+    assert resolved.config.generator.max_model_len == 64
     assert resolved.config.generator.dtype in ("bfloat16", "float32")
     assert resolved.config.prompts.date == str(datetime.now().date())
     assert resolved.dtype_choice.startswith(f"dtype auto: {resolved.config.generator.dtype}")
@@ -31,7 +31,6 @@ def test_the_answer_kind_that_rows_show_is_in_the_config_that_a_resume_compares(
     config = two_tasks()
     save_tiny_start(tmp_path)
     config.hf_assets_path = str(tmp_path)
-    config.generator.max_model_len = 256
     resolved = resolve(config, world_size=1)
     assert config.task.tasks["rows"].task.answer_kind == "auto"
     assert config_fields(resolved.config, resolved.algorithm)["task.tasks.rows.task.answer_kind"] == "number"

@@ -34,7 +34,7 @@ from torchtitan_rl.errors import UserError
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.run.dump_folder import check_dump_folder
 from torchtitan_rl.run.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
-from torchtitan_rl.validation import check_model, validate
+from torchtitan_rl.validation import check_model, longest_sequence, validate
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 TP = "--trainer.parallelism.tensor-parallel-degree"
@@ -45,9 +45,18 @@ OPTIONS = [
     ("--dump-folder s3://bucket/run", "dump_folder = 's3://bucket/run': expected a path, no URL"),
     (f"--dump-folder {'a' * 300}", "expected names of at most 255 bytes. Shorten it."),
     ("--resume step-4", "resume = 'step-4': expected auto, never, a step such as 40, or the folder of another run"),
-    ("--prompts.max-prompt-tokens 100000", "sampling.max_tokens = 32: expected with prompts.max_prompt_tokens 100000"),
-    ("--sampling.max-tokens 300", "generator.max_model_len 64. Use --generator.max-model-len 332."),
-    ("--evaluation.sampling.max-tokens 64", "evaluation.sampling.max_tokens = 64: expected with prompts.max_prompt"),
+    (
+        "--prompts.max-prompt-tokens 100000",
+        "512 positions. It has room for prompts.max_prompt_tokens 100000 and max_tok",
+    ),
+    (
+        "--sampling.max-tokens 300 --generator.max-model-len 64",
+        "generator.max_model_len 64. To keep that, use --sampling.max-tokens 32; otherwise --generator.max-model-len auto",
+    ),
+    (
+        "--evaluation.sampling.max-tokens 64 --generator.max-model-len 16",
+        "use --sampling.max-tokens 8 --evaluation.sampling.max-tokens 8 --prompts.max-prompt-tokens 8; otherwise",
+    ),
     ("--generator.max-model-len 4096", "generator.max_model_len = 4096: expected at most the model's 512 positions"),
     ("--trainer.max-tokens-per-microbatch 63", "= 63: expected at least 64, the longest sequence"),
     ("--trainer.num-minibatches 17", "trainer.num_minibatches = 17: expected at most num_prompts_per_step 16"),
@@ -93,6 +102,7 @@ def check(options: str, ranks: int = 1) -> None:
     _, config = parse_args(["--config", "debug", *shlex.split(options)])
     config.model_spec = small_qwen3(vocab_size=320)
     validate(config, world_size=ranks)
+    config.generator.max_model_len = longest_sequence(config)
     check_model(config, world_size=ranks)
 
 

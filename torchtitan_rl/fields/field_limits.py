@@ -107,7 +107,7 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
             words.append(f"{_COMPARISONS[how][0]} {bounds[how]}{whose}")
     expected, remedy = " and ".join(words) or "a finite number", _remedy(declared)
     for _, element in parts(value):
-        if element is not None:
+        if element is not None and not isinstance(element, str):  # such as "auto"
             within = all(_COMPARISONS[how][1](element, bound) for how, bound in bounds.items())
             expect(within, name, value, expected, remedy)
             finite = math.isfinite(element) or math.inf in bounds.values()

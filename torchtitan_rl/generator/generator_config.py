@@ -20,8 +20,9 @@ class GeneratorConfig(Configurable.Config):
     """Type of the engine's weights and activations. "auto": bfloat16 on a GPU, and on a CPU that has
     instructions for it."""
 
-    max_model_len: int = number(2048, least=1)
-    """Maximum length of a prompt plus its completion, in tokens."""
+    max_model_len: int | Literal["auto"] = number("auto", least=1)
+    """Maximum length of a prompt plus its completion, in tokens. "auto": prompts.max_prompt_tokens and the longest max_tokens
+    together. Set it for conversations, in which the answers of tools and environments need room too."""
 
     gpu_memory_utilization: float = number(
         0.4, least=0.01, most=1, remedy="Use 0.4, the share beside the trainer."

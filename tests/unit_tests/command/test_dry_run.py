@@ -61,7 +61,7 @@ def test_a_dry_run_shows_rows_without_commands_to_the_terminal(start, tmp_path, 
     rows = [{"prompt": f"\x1b[2J\x1b]0;evil\x07 \u202e Größe 数学 {i}", "answer": "3"} for i in range(20)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     path = f"--task.path={tmp_path / 'rows.jsonl'}"
-    sizes = ["--prompts.max-prompt-tokens=256", "--generator.max-model-len=512"]
+    sizes = ["--prompts.max-prompt-tokens=256"]
     with pytest.raises(SystemExit, match="0"):
         parse_args(["--dry-run", "--config", "rows", "--hf-assets-path", str(start), path, *sizes])
     shown = capsys.readouterr().out
@@ -83,7 +83,7 @@ def test_a_dry_run_of_demonstrations_shows_what_is_learned(start, tmp_path, caps
     rows = [{"prompt": f"{i} + 1?", "completion": f"It is {i + 1}."} for i in range(8)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     options = ["--hf-assets-path", str(start), "--task.path", str(tmp_path / "rows.jsonl")]
-    lengths = ["--prompts.max-prompt-tokens", "32", "--sampling.max-tokens", "32", "--generator.max-model-len", "64"]
+    lengths = ["--prompts.max-prompt-tokens", "32", "--sampling.max-tokens", "32"]
     with pytest.raises(SystemExit, match="0"):
         parse_args(["--dry-run", "--config", "sft", *options, *lengths, "--num-prompts-per-step", "4"])
     out = capsys.readouterr().out
@@ -112,7 +112,7 @@ def test_a_dry_run_says_that_nothing_asks_for_the_form_of_its_right_answer(start
     rows = [{"prompt": f"What is {i}?", "answer": "red"} for i in range(20)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     options = ["--hf-assets-path", str(start), f"--task.path={tmp_path / 'rows.jsonl'}", "--task.answer-kind", kind]
-    sizes = ["--prompts.max-prompt-tokens=256", "--generator.max-model-len=512"]
+    sizes = ["--prompts.max-prompt-tokens=256"]
     with pytest.raises(SystemExit, match="0"):
         parse_args(["--dry-run", "--config", "rows", *options, *sizes])
     shown = capsys.readouterr().out

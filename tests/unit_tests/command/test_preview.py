@@ -31,6 +31,6 @@ def test_a_wrong_answer_that_names_the_expected_one_is_counted():
 def test_a_preview_of_a_run_that_samples_nothing_names_the_dry_run(tmp_path, monkeypatch):
     monkeypatch.setattr("torchtitan_rl.comm.init_process_group", lambda config: None)
     save_tiny_start(tmp_path)
-    options = ["--evaluation.sampling.n", "0", "--generator.max-model-len", "256"]
+    options = ["--evaluation.sampling.n", "0"]
     with pytest.raises(UserError, match="a run that samples; .* Use --dry-run"):
         parse_args(["--preview", "--config", "debug_sft", "--hf-assets-path", str(tmp_path), *options])

@@ -6,6 +6,7 @@ import pytest
 from torchtitan_rl import device
 from torchtitan_rl.command.registry import load_config, parse_args
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.validation import longest_sequence
 
 
 @pytest.mark.parametrize("name", ["sums", "rows", "gsm8k", "math", "countdown", "reasoning_gym", "sft"])
@@ -15,7 +16,7 @@ def test_a_task_is_sized_for_the_machine(name, monkeypatch):
         monkeypatch.setattr(device, "ON_CPU", on_cpu)
         config = load_config(name)
         longest = {one.max_tokens for one in (config.sampling, config.evaluation.sampling, config.evaluation.sampled)}
-        lengths = (max(longest), config.generator.max_model_len - config.prompts.max_prompt_tokens)
+        lengths = (max(longest), longest_sequence(config) - config.prompts.max_prompt_tokens)
         sizes.append((config.num_prompts_per_step, *lengths))
     assert sizes[0] == (8, 256, 256)
     assert all(small < large for small, large in zip(*sizes, strict=True))

@@ -13,6 +13,7 @@ from tests.parts.tiny import save_tiny_checkpoint
 from torchtitan_rl import device
 from torchtitan_rl.configs.tasks import sums
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.run import auto_dtype
 from torchtitan_rl.run.memory import (
     GIB,
     ROOMY,
@@ -23,6 +24,7 @@ from torchtitan_rl.run.memory import (
     teacher_spec,
 )
 from torchtitan_rl.trainer.model_loader import meta_model
+from torchtitan_rl.validation import longest_sequence
 
 H100 = int(79.2 * GIB)
 
@@ -31,6 +33,7 @@ H100 = int(79.2 * GIB)
 def on_a_gpu(monkeypatch):
     """Configs are sized for a GPU."""
     monkeypatch.setattr(device, "ON_CPU", False)
+    monkeypatch.setattr(auto_dtype, "ON_CPU", False)
 
 
 def sized(size, *, rank=0):
@@ -38,6 +41,7 @@ def sized(size, *, rank=0):
     config = sums()
     config.model_spec = qwen3(size)
     config.trainer.lora.rank = rank
+    config.generator.max_model_len = longest_sequence(config)
     return config
 
 
