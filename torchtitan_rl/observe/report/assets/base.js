@@ -31,21 +31,11 @@ const cell = (row, name) => data.rows[row][name] ?? null;
 const cells = (name) => data.rows.map((_, row) => cell(row, name));
 const columnNames = [...new Set(data.rows.flatMap((row) => Object.keys(row)))];
 
-/** Rows grouped by a key. */
-function indexed(key) {
-  const index = new Map();
-  for (const row of data.rows.keys()) {
-    const k = key(row);
-    if (!index.has(k)) index.set(k, []);
-    index.get(k).push(row);
-  }
-  return index;
-}
 const lazily = (make) => { let made; return () => (made ??= make()); };
 const groupKey = (row) => ['run', 'table', 'split', 'step', 'prompt_idx'].map((name) => cell(row, name)).join('\u0000');
 const promptKey = (row) => ['run', 'table', 'split', 'prompt'].map((name) => cell(row, name)).join('\u0000');
-const groups = lazily(() => indexed(groupKey));
-const prompts = lazily(() => indexed(promptKey));
+const groups = lazily(() => Map.groupBy(data.rows.keys(), groupKey));
+const prompts = lazily(() => Map.groupBy(data.rows.keys(), promptKey));
 /** A row's name in links: that of its episode, which stays when the run grows. */
 const nameOf = (row) => cell(row, 'episode_id');
 const named = lazily(() => new Map(data.rows.map((_, row) => [nameOf(row), row])));

@@ -100,6 +100,7 @@ function card(definition, columns, series, bands, legend, { log, format, names }
     hooks: { setCursor: [(u) => show(u.cursor.idx ?? null)], draw: [drawResumes] },
   };
   show(null);
+  element.isCurve = legend.some((one) => one.values.filter((value) => value !== null).length > 1);
   element.still = legend.every((one) => isStill(one.values));
   element.values = legend.map((one) => format(one.values.findLast((value) => value !== null))).join(', ');
   element.keys = names;

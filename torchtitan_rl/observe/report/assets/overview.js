@@ -39,12 +39,13 @@ function overview(main) {
   const found = h('div', { class: 'grid' });
   const status = h('p', { class: 'note' });
   const search = () => { remember(); searchSeries(found, status); };
-  const [first, ...outcome] = cardsOf(OUTCOME);
+  const outcome = cardsOf(OUTCOME);
+  const first = outcome.find((one) => one.isCurve);
   const training = cardsOf(TRAINING);
-  const curves = [['Rewards and your metrics', [...outcome, ...cardsOf(OWN)]], ['Training', training.filter((one) => !one.still)]].filter(([, cards]) => cards.length);
+  const curves = [['Rewards and your metrics', [...outcome.filter((one) => one !== first), ...cardsOf(OWN)]], ['Training', training.filter((one) => !one.still)]].filter(([, cards]) => cards.length);
   replace(main,
-    h('section', { class: several ? '' : 'story' }, h('div', { class: 'heads' }, runs.map(headline)), !several && first),
-    several && h('div', { class: 'story' }, first, differencesOf()),
+    h('section', { class: !several && first ? 'story' : '' }, h('div', { class: 'heads' }, runs.map(headline)), !several && first),
+    several && h('div', { class: first ? 'story' : '' }, first, differencesOf()),
     example(),
     curves.flatMap(([title, cards]) => [h('div', { class: 'bar' }, h('h2', {}, title)), h('div', { class: 'grid' }, cards)]),
     stillCards(training.filter((one) => one.still)),

@@ -210,7 +210,7 @@ function tokenBlock(row, tokens) {
   return Object.assign(h('div', {}, scale, block, values), { paint });
 }
 const largestAdvantage = lazily(() => cells('advantage').reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0));
-/** How many words two lists have in common at the start. */
+/** How many characters two texts have in common at the start. */
 function prefix(a, b) {
   let length = 0;
   while (length < a.length && length < b.length && a[length] === b[length]) length++;
@@ -295,10 +295,7 @@ function inCommon(a, b) {
 /** The nodes of `text`, with the words marked that `base` does not have at that place. */
 function marked(base, text) {
   const [a, b] = [wordsOf(base), wordsOf(text)];
-  const start = prefix(a, b);
-  let end = 0;
-  while (end < a.length - start && end < b.length - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end++;
-  const common = [...new Array(start).fill(true), ...inCommon(a.slice(start, a.length - end), b.slice(start, b.length - end)), ...new Array(end).fill(true)];
+  const common = inCommon(a, b);
   const pieces = []; // [text, whether it is in common]: a common piece without a letter or digit joins its neighbours
   b.forEach((word, i) => { if (pieces.at(-1)?.[1] === common[i]) pieces.at(-1)[0] += word; else pieces.push([word, common[i]]); });
   pieces.forEach((piece, i) => { if (i > 0 && i < pieces.length - 1 && !/[\p{L}\p{N}]/u.test(piece[0])) piece[1] = false; });
