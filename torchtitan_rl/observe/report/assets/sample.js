@@ -2,6 +2,8 @@
 
 const MOST_CHARACTERS = 6000; // characters of a text shown before "show all"
 const MOST_COMPARED = 4e6; // pairs of words; longer texts are marked as a whole where they differ
+const LEAST_COMMON = 0.25; // share of a text's words: with fewer in common with another, no difference is marked
+const IS_WORD = /[\p{L}\p{N}]/u;
 const MANY = 60; // siblings, or steps of one prompt, shown
 
 function openSample(detail, row) {
@@ -260,7 +262,7 @@ function siblingsBody(siblings, row) {
   const against = (text) => (shown) => marked(best.slice(0, Math.max(MOST_CHARACTERS, text.length)), shown);
   return h('div', { class: 'body' }, ...promptTurns(row),
     h('p', { class: 'note' }, absent.length > 0 ? `${siblings.length} of ${stored} siblings are ${data.left ? 'in this page' : 'stored'}. Not there: ${absent.length > 1 ? 'samples' : 'sample'} ${absent.join(', ')}; metrics.keep_all_rows stores all. ` : '',
-      siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ': words that the best one does not have there.'] : absent.length === 0 && 'This prompt has one sample.'),
+      siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ': words that the best one does not have there. A sample with hardly a word in common has no marks.'] : absent.length === 0 && 'This prompt has one sample.'),
     h('div', { class: 'siblings' }, siblings.slice(0, MANY).map((one, place) => h('div', { class: one === row ? 'sibling open' : 'sibling', 'data-sibling': one },
       facts(`sample ${cell(one, 'sample_idx')}`, h('span', {}, 'reward ', h('b', {}, figure(cell(one, 'reward')))), verdictSign(cell(one, 'correct')), cell(one, 'advantage') !== null && h('span', {}, 'advantage ', h('b', {}, figure(cell(one, 'advantage')))),
         `${figure(cell(one, 'response_tokens'))} tokens`),
@@ -292,12 +294,14 @@ function inCommon(a, b) {
   }
   return common;
 }
-/** The nodes of `text`, with the words marked that `base` does not have at that place. */
+/** The nodes of `text`, with the words marked that `base` does not have at that place; none if they are most of it. */
 function marked(base, text) {
   const [a, b] = [wordsOf(base), wordsOf(text)];
   const common = inCommon(a, b);
+  const words = common.filter((_, i) => IS_WORD.test(b[i]));
+  if (words.filter(Boolean).length < LEAST_COMMON * words.length) return [visible(text)];
   const pieces = []; // [text, whether it is in common]: a common piece without a letter or digit joins its neighbours
   b.forEach((word, i) => { if (pieces.at(-1)?.[1] === common[i]) pieces.at(-1)[0] += word; else pieces.push([word, common[i]]); });
-  pieces.forEach((piece, i) => { if (i > 0 && i < pieces.length - 1 && !/[\p{L}\p{N}]/u.test(piece[0])) piece[1] = false; });
+  pieces.forEach((piece, i) => { if (i > 0 && i < pieces.length - 1 && !IS_WORD.test(piece[0])) piece[1] = false; });
   return pieces.map(([piece, isCommon]) => (isCommon ? visible(piece) : h('mark', {}, visible(piece))));
 }

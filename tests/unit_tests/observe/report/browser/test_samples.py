@@ -59,8 +59,8 @@ def test_siblings_come_best_first_with_their_difference_marked(browser, one):
 
 
 def test_words_of_a_sibling_that_begins_otherwise_are_marked_one_by_one(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=2)
-    said = {0: "3 and 1 make 4, so: 4", 1: "Well, 3 and 1 make 5, so: 4"}
+    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=3)
+    said = ["3 and 1 make 4, so: 4", "Well, 3 and 1 make 5, so: 4", "To whom it may concern: this make of car"]
     change_rows(folder, lambda row: row.update(response=said[row["sample_idx"]], reward=-row["sample_idx"]))
     write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0", tab="siblings"))
