@@ -24,8 +24,8 @@ ENDINGS = {
 REWARD = re.compile(r"reward/[^/]+/mean")
 """The mean of each reward function."""
 NO_SIGNAL, CUT = "groups/zero_variance_fraction", "completions/clipped_fraction"
-MANY_CUT = 0.2
-"""Share of truncated completions from which the overview warns."""
+MANY = 0.1
+"""Share of steps without a signal, and of truncated completions, from which the overview warns."""
 ASKED = {
     "algorithm.loss.class": "loss ",
     "algorithm.advantage.class": "advantage ",
@@ -143,10 +143,10 @@ def _faults(run: Run) -> Iterator[Line]:
         elif key in ("obs/sink_errors", "obs/dropped_rows") and any(values):
             yield Line("warn", f"{key}: {compact_number(max(values))}", key)
     signal, cut = (run.points(key)[1] for key in (NO_SIGNAL, CUT))
-    if (idle := signal.count(1.0)) and run.setting("sampling.n") != 1:
+    if (idle := signal.count(1.0)) > MANY * len(signal) and run.setting("sampling.n") != 1:
         text = f"nothing to learn from in {idle} of {len(signal)} steps: all completions of each prompt had one reward"
         yield Line("warn", text, NO_SIGNAL)
-    if cut and (share := fmean(cut[-max(1, len(cut) // 10) :])) > MANY_CUT:
+    if cut and (share := fmean(cut[-max(1, len(cut) // 10) :])) > MANY:
         yield Line("warn", f"{100 * share:.0f} % of the last completions were cut at a limit", CUT)
     if errors := sum(w["count"] for w in run.warnings if w["level"] != "WARNING"):
         yield Line("bad", f"{errors} error{'' if errors == 1 else 's'} in the log")
