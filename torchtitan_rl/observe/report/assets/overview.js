@@ -42,17 +42,17 @@ function overview(main) {
   const outcome = cardsOf(OUTCOME);
   const first = outcome.find((one) => one.isCurve);
   const training = cardsOf(TRAINING);
-  const curves = [['Rewards and your metrics', [...outcome.filter((one) => one !== first), ...cardsOf(OWN)]], ['Training', training.filter((one) => !one.still)]].filter(([, cards]) => cards.length);
+  const curves = [...outcome.filter((one) => one !== first), ...cardsOf(OWN), ...training.filter((one) => !one.still)];
   replace(main,
     h('section', { class: !several && first ? 'story' : '' }, h('div', { class: 'heads' }, runs.map(headline)), !several && first),
     several && h('div', { class: first ? 'story' : '' }, first, differencesOf()),
     example(),
-    curves.flatMap(([title, cards]) => [h('div', { class: 'bar' }, h('h2', {}, title)), h('div', { class: 'grid' }, cards)]),
+    h('div', { class: 'bar' }, h('h2', {}, 'Curves')), h('div', { class: 'grid' }, curves),
     stillCards(training.filter((one) => one.still)),
     h('div', { class: 'bar' }, h('h2', {}, 'All series'), input('', 'series', 'search', search, { placeholder: 'part of a name, such as kl_k3', 'aria-label': 'search series', list: 'series' }), h('datalist', { id: 'series' }, allKeys().map((key) => h('option', { value: key })))),
     status, found);
   clearCharts();
-  for (const one of [first, ...curves.flatMap(([, cards]) => cards)]) one?.draw();
+  for (const one of [first, ...curves]) one?.draw();
   search();
 }
 

@@ -2,7 +2,7 @@
 
 const MOST_CHARACTERS = 6000; // characters of a text shown before "show all"
 const MOST_COMPARED = 4e6; // pairs of words; longer texts are marked as a whole where they differ
-const LEAST_COMMON = 0.25; // share of a text's words: with fewer in common with another, no difference is marked
+const LEAST_COMMON = 0.25; // share of the shorter text's words: if two have fewer in common, no difference is marked
 const IS_WORD = /[\p{L}\p{N}]/u;
 const MANY = 60; // siblings, or steps of one prompt, shown
 
@@ -212,7 +212,7 @@ function tokenBlock(row, tokens) {
   return Object.assign(h('div', {}, scale, block, values), { paint });
 }
 const largestAdvantage = lazily(() => cells('advantage').reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0));
-/** How many characters two texts have in common at the start. */
+/** How many characters or words two texts or lists have in common at the start. */
 function prefix(a, b) {
   let length = 0;
   while (length < a.length && length < b.length && a[length] === b[length]) length++;
@@ -294,12 +294,14 @@ function inCommon(a, b) {
   }
   return common;
 }
-/** The nodes of `text`, with the words marked that `base` does not have at that place; none if they are most of it. */
+/** The nodes of `text`, with the words marked that `base` does not have at that place; none if hardly one is in common. */
 function marked(base, text) {
   const [a, b] = [wordsOf(base), wordsOf(text)];
-  const common = inCommon(a, b);
-  const words = common.filter((_, i) => IS_WORD.test(b[i]));
-  if (words.filter(Boolean).length < LEAST_COMMON * words.length) return [visible(text)];
+  const start = prefix(a, b);
+  const end = Math.min(prefix([...a].reverse(), [...b].reverse()), Math.min(a.length, b.length) - start);
+  const common = b.map(() => true).toSpliced(start, b.length - start - end, ...inCommon(a.slice(start, a.length - end), b.slice(start, b.length - end)));
+  const count = (words) => words.filter((word) => IS_WORD.test(word)).length;
+  if (count(b.filter((_, i) => common[i])) < LEAST_COMMON * Math.min(count(a), count(b))) return [visible(text)];
   const pieces = []; // [text, whether it is in common]: a common piece without a letter or digit joins its neighbours
   b.forEach((word, i) => { if (pieces.at(-1)?.[1] === common[i]) pieces.at(-1)[0] += word; else pieces.push([word, common[i]]); });
   pieces.forEach((piece, i) => { if (i > 0 && i < pieces.length - 1 && !IS_WORD.test(piece[0])) piece[1] = false; });
