@@ -1,8 +1,22 @@
-"""GRPO-family reinforcement learning for TorchTitan models. Importing this package needs no vLLM."""
+"""GRPO-family reinforcement learning for TorchTitan models. Importing this package needs no torch.
+
+`torchtitan_rl.train(model, rows, rewards)` is a run from a notebook or a script: see `torchtitan_rl.api`.
+"""
 
 import os
+from typing import Any
 
 __version__ = "0.1.0"
 
 HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "0")
 """The user's own setting, before `device` turns the hub off for libraries. Downloads follow the user's setting."""
+
+
+def __getattr__(name: str) -> Any:
+    if name != "train":
+        raise AttributeError(f"module {__name__} has no {name}")
+    from torchtitan_rl.api import (
+        train,
+    )  # when it is asked for: most modules of this package do without it
+
+    return train

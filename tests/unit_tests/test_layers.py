@@ -36,6 +36,7 @@ ORDER = [
     {"build"},
     {"configs"},
     {"command"},
+    {"api"},
 ]
 """Drawers and files of the package, the lowest first. Each imports from its own drawer and from those of lower floors; files of the first
 floor, and of the controller's, also from each other."""

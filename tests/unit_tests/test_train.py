@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import sys
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -156,7 +157,7 @@ def test_task_and_rewards_are_checked_before_a_start_is_made(monkeypatch, option
     monkeypatch.setattr("torchtitan_rl.build.prepare_start", made)
     monkeypatch.setattr(events, "_listeners", [])
     with pytest.raises(UserError, match=message):
-        train.train_run(*parse_args(options), output=None, status_file=StatusFile(0))
+        train.train_run(*parse_args(options), output=None, status_file=StatusFile(0), cleanup=ExitStack())
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from torchtitan_rl.fields.references import users_line
 from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.run.job_processes import die_with_parent
-from torchtitan_rl.run.rank_output import RankOutput
+from torchtitan_rl.run.rank_output import RankLog, RankOutput
 from torchtitan_rl.run.rank_status import StatusFile, rank_failed, slowest
 from torchtitan_rl.run.run_end import advice, phase_of, write_end, write_run_report
 from torchtitan_rl.run.secrets import without_secrets
@@ -45,8 +46,7 @@ LOST_S = 2.0
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line's training as one of torchrun's ranks, or without torchrun as the only rank."""
     be_only_rank()
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    quiet_libraries()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
     status_file = StatusFile(int(os.environ["RANK"]))
@@ -60,7 +60,9 @@ def main(args: Sequence[str] | None = None) -> None:
         # Only parse_args may exit: for --help, --list-configs and unknown options.
         name, config = parse_args(sys.argv[1:] if args is None else args)
         try:
-            train_run(name, config, output, status_file)
+            cleanup = ExitStack()
+            train_run(name, config, output, status_file, cleanup)
+            cleanup.close()  # after an error the process ends without it: a lost rank would be waited for
         except SystemExit as request:  # for example in a reward function: the run is not done
             raise RuntimeError(
                 f"something called sys.exit({request.code!r}) in the middle of the run"
@@ -77,6 +79,12 @@ def main(args: Sequence[str] | None = None) -> None:
             write_failure(error, Path(status_file.status.run_folder))
         output.fail(*_message_and_code(error))
     output.end(0)
+
+
+def quiet_libraries() -> None:
+    """Hide warnings that are for the authors of libraries."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
 
 
 def _lost_another_rank(error: BaseException) -> bool:
@@ -113,9 +121,17 @@ def _error_message(error: BaseException) -> str:
     return "\n".join(lines)
 
 
-def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: StatusFile) -> None:
+def train_run(
+    name: str, config: "RunConfig", output: RankLog, status_file: StatusFile, cleanup: ExitStack
+) -> Path:
+    """Train, resume or evaluate the run of a config. Collective. Returns the run's folder.
+
+    Args:
+        name: the config's name, from which a new folder gets its own.
+        cleanup: gets what gives the process back as it was: it ends the engine and restores signals.
+    """
     status_file.set_limits(config.watchdog)
-    events.listen(Terminal(slowest=slowest))
+    cleanup.callback(events.listen(Terminal(slowest=slowest)))
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.build import build_run, prepare
         from torchtitan_rl.replicated import check_config
@@ -133,6 +149,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
         folder.begin(name, config, resume)
     try:
         stop = StopSignal()
+        cleanup.callback(stop.restore)
         controller = build_run(
             config,
             folder.path,
@@ -140,6 +157,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
             resume=resume,
             stop_requested=stop.requested,
         )
+        cleanup.callback(close_parts, controller)
         folder.begin(name, config, resume)
         stopped = _carry_out(controller, folder.path)
     except BaseException as error:
@@ -153,7 +171,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     write_outcome(controller, folder.path, stopped)
     if os.environ["RANK"] == "0":
         write_run_report(folder.path)
-    close_parts(controller)
+    return folder.path
 
 
 def _carry_out(controller: "Controller", run_folder: Path) -> int:

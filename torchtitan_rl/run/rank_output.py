@@ -18,27 +18,53 @@ _KEPT = re.compile(r"(\x1b\[[\d;]*m|\r)")
 """Colours, as rich writes them, and the return to the line's begin in progress bars."""
 
 
-class RankOutput:
-    """Shows one rank's output on the terminal. The other ranks write theirs to a file in the run folder.
+class RankLog:
+    """Writes one rank's log records, including those of libraries, to a file in the run folder.
 
-    Each rank's file also has all its log records, including those of libraries. The terminal gets this project's warnings and
-    the libraries' errors.
+    The terminal gets this project's warnings and the libraries' errors.
     """
 
-    def __init__(self, *, rank: int, shown_rank: str) -> None:
+    def __init__(self, *, rank: int) -> None:
         self.rank = rank
-        self._shown_rank = shown_rank
-        self._terminal = os.dup(2)
-        sys.stdout.reconfigure(errors="backslashreplace")  # an ASCII terminal shows \xe9
+        self._root = logging.getLogger()
+        self._level_before = self._root.level
         handler = logging.StreamHandler()
         handler.addFilter(lambda record: record.levelno >= logging.ERROR or record.name.startswith("torchtitan_rl"))  # fmt: skip
         handler.setLevel(logging.WARNING)
         handler.setFormatter(_Visible("%(levelname)s: %(message)s"))
-        logging.getLogger().addHandler(handler)
-        logging.getLogger().setLevel(logging.INFO)
+        self._root.addHandler(handler)
+        self._handlers: list[logging.Handler] = [handler]
+        self._root.setLevel(logging.INFO)
         logging.raiseExceptions = False  # a full disk would get a traceback for each record
         # torch prints its warnings itself.
         logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
+
+    def to_file(self, run_folder: Path) -> Path:
+        """Write log records to `run_folder`/logs/rank_N.log. Returns that path."""
+        path = run_folder / "logs" / f"rank_{self.rank}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(path)
+        handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self._root.addHandler(handler)
+        self._handlers.append(handler)
+        return path
+
+    def close(self) -> None:
+        """Give the process its logging back, as a notebook's goes on after the run."""
+        self._root.setLevel(self._level_before)
+        for handler in self._handlers:
+            self._root.removeHandler(handler)
+            handler.close()
+
+
+class RankOutput(RankLog):
+    """The output of a rank that has its process for itself. One rank's is shown on the terminal; the others' goes to their log files."""
+
+    def __init__(self, *, rank: int, shown_rank: str) -> None:
+        self._shown_rank = shown_rank
+        self._terminal = os.dup(2)
+        sys.stdout.reconfigure(errors="backslashreplace")  # an ASCII terminal shows \xe9
+        super().__init__(rank=rank)
         if not self.shown:
             self._redirect(os.devnull)
         sys.stdout, sys.stderr = (OutputStream(stream) for stream in (sys.stdout, sys.stderr))
@@ -54,15 +80,12 @@ class RankOutput:
         expected = f"a rank, 0 to {world_size - 1}"
         expect(is_rank, "LOG_RANK", self._shown_rank, expected, "Leave it out for 0.")
 
-    def to_file(self, run_folder: Path) -> None:
-        """Write log records to `run_folder`/logs/rank_N.log, and also the output if it is not shown."""
-        path = run_folder / "logs" / f"rank_{self.rank}.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(path)
-        handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logging.getLogger().addHandler(handler)
+    def to_file(self, run_folder: Path) -> Path:
+        """Write log records to `run_folder`/logs/rank_N.log, and also the output if it is not shown. Returns that path."""
+        path = super().to_file(run_folder)
         if not self.shown:
             self._redirect(path)
+        return path
 
     def _redirect(self, path: str | Path) -> None:
         target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
