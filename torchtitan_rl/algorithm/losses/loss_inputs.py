@@ -117,14 +117,6 @@ class LossInputs:
         return self.logprobs - self.old_logprobs
 
     @property
-    def positions(self) -> Tensor:
-        """[T] int64, how many loss tokens of its sequence come before each loss token. Outside `mask` it means
-        nothing."""
-        before = self.mask.long().cumsum(0) - self.mask.long()  # [T] in the whole row
-        lengths = self.sequences.num_loss_tokens.long()  # [S]
-        return before - self.sequences.expand(lengths.cumsum(0) - lengths)  # [T]
-
-    @property
     def same_group(self) -> Tensor:
         """[S, S] bool: true if two sequences answer the same prompt."""
         return self.group_ids[:, None] == self.group_ids[None, :]
