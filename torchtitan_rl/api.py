@@ -12,7 +12,6 @@ import os
 import sys
 import tempfile
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass
@@ -109,7 +108,7 @@ def train(
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher's ranks
     from torchtitan_rl import comm, events
-    from torchtitan_rl.command.train import quiet_libraries, train_run, write_failure
+    from torchtitan_rl.command.train import train_run, write_failure
     from torchtitan_rl.run.rank_output import RankLog
     from torchtitan_rl.run.rank_status import StatusFile
 
@@ -128,8 +127,7 @@ def train(
     _started.append(config)
     log = RankLog(rank=int(os.environ["RANK"]))
     status_file = StatusFile(log.rank)
-    with ExitStack() as cleanup, warnings.catch_warnings():
-        quiet_libraries()
+    with ExitStack() as cleanup:
         cleanup.callback(log.close)
         cleanup.callback(events.listen(status_file))
         cleanup.callback(comm.close_process_group)

@@ -27,6 +27,7 @@ from torchtitan_rl.command import programs
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.observe.report.__main__ import main as report
 from torchtitan_rl.run.node import check_build_tools, check_torch, environment_kind, gpu_count
+from torchtitan_rl.run.rank_output import log_library_warnings
 from torchtitan_rl.text import visible
 
 QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run", "--preview"}
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name in ("-h", "--help"):
         print(__doc__.strip())
         return 0
+    log_library_warnings()
     try:
         commands, remedy = [*TRAINING, *READERS], "See torchtitan-rl --help."
         expected = f"one of {', '.join(commands)}"

@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -46,7 +45,6 @@ LOST_S = 2.0
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line's training as one of torchrun's ranks, or without torchrun as the only rank."""
     be_only_rank()
-    quiet_libraries()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
     status_file = StatusFile(int(os.environ["RANK"]))
@@ -79,12 +77,6 @@ def main(args: Sequence[str] | None = None) -> None:
             write_failure(error, Path(status_file.status.run_folder))
         output.fail(*_message_and_code(error))
     output.end(0)
-
-
-def quiet_libraries() -> None:
-    """Hide warnings that are for the authors of libraries."""
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
 
 
 def _lost_another_rank(error: BaseException) -> bool:

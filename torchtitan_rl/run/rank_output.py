@@ -1,15 +1,19 @@
 """Sends a rank's output to the terminal or to a file in the run folder, and ends the rank with an error message."""
 
 import logging
+import logging.handlers
 import os
 import re
 import signal
 import sys
+import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from torchtitan_rl.errors import expect
+from torchtitan_rl.fields.references import is_users_file
 from torchtitan_rl.run.job_processes import STOP_SIGNALS
 from torchtitan_rl.run.rank_status import failure_marker
 from torchtitan_rl.text import visible
@@ -18,8 +22,25 @@ _KEPT = re.compile(r"(\x1b\[[\d;]*m|\r)")
 """Colours, as rich writes them, and the return to the line's begin in progress bars."""
 
 
+def log_library_warnings() -> Callable[..., None]:
+    """Make Python's warnings log records: those of the user's own code this project's, which the terminal shows, all others not.
+
+    Returns the function that showed them before.
+    """
+    before = warnings.showwarning
+
+    def show(message, category, filename, lineno, file=None, line=None) -> None:
+        name = "torchtitan_rl.warnings" if is_users_file(filename) else "py.warnings"
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+        logging.getLogger(name).warning(text.rstrip())
+
+    logging.getLogger("py.warnings").addHandler(logging.NullHandler())  # else they go to stderr
+    warnings.showwarning = show
+    return before
+
+
 class RankLog:
-    """Writes one rank's log records, including those of libraries, to a file in the run folder.
+    """Writes one rank's log records, including those and the warnings of libraries, to a file in the run folder.
 
     The terminal gets this project's warnings and the libraries' errors.
     """
@@ -33,8 +54,11 @@ class RankLog:
         handler.setLevel(logging.WARNING)
         handler.setFormatter(_Visible("%(levelname)s: %(message)s"))
         self._root.addHandler(handler)
-        self._handlers: list[logging.Handler] = [handler]
+        self._before_file = logging.handlers.MemoryHandler(10_000, flushLevel=logging.CRITICAL + 1)
+        self._root.addHandler(self._before_file)
+        self._handlers: list[logging.Handler] = [handler, self._before_file]
         self._root.setLevel(logging.INFO)
+        self._show_warning_before = log_library_warnings()
         logging.raiseExceptions = False  # a full disk would get a traceback for each record
         # torch prints its warnings itself.
         logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
@@ -47,11 +71,15 @@ class RankLog:
         handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         self._root.addHandler(handler)
         self._handlers.append(handler)
+        self._root.removeHandler(self._before_file)
+        self._before_file.setTarget(handler)
+        self._before_file.flush()
         return path
 
     def close(self) -> None:
         """Give the process its logging back, as a notebook's goes on after the run."""
         self._root.setLevel(self._level_before)
+        warnings.showwarning = self._show_warning_before
         for handler in self._handlers:
             self._root.removeHandler(handler)
             handler.close()

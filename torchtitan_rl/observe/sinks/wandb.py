@@ -26,6 +26,7 @@ class WandbSink(Sink):
 
     def __init__(self, context: SinkContext) -> None:
         super().__init__(context)
+        os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")  # it would advertise itself
         import wandb
 
         self._wandb = wandb
