@@ -47,6 +47,7 @@ from torchtitan_rl.run.memory import (
     choose_by_memory,
     describe_memory,
     gpu_memory_bytes,
+    parameter_count,
     teacher_spec,
 )
 from torchtitan_rl.run.node import check_environment
@@ -208,9 +209,8 @@ def build_parts(
     # First of all: it forks, and the others start threads.
     grader = config.grader.build(scorers=resolved.scorers)
     prompts, held_out, environments = build_prompts(resolved, tokenizer)
-    with events.phase(
-        f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"
-    ):
+    millions = parameter_count(config.model_spec) / 1e6
+    with events.phase(f"build and shard the policy ({millions:,.1f} million parameters)"):
         trainer = trainer_of_run(config, algorithm, folder)
         sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
         teaching, teacher = _build_teacher(config, trainer, prompts)

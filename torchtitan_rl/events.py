@@ -5,11 +5,12 @@ listeners metrics are dropped and phases are silent; `progress` always prints.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+T = TypeVar("T")
 Kind = Literal["phase", "heartbeat", "timed"]
 
 
@@ -35,6 +36,8 @@ _only_of_process: list[Listener] = []
 _only_of_task: ContextVar[Listener | None] = ContextVar("only_of_task", default=None)
 running: list[str] = []
 """The names of the open contexts, outermost first."""
+counts: list[str] = []
+"""How far the open loops of `counted` are, innermost last. Example: "37 of 256"."""
 PHASE = "torchtitan_rl_phase"
 """The attribute of an error with the contexts in which it was raised."""
 
@@ -115,6 +118,17 @@ def phase(name: str) -> AbstractContextManager[None]:
 def heartbeat(name: str) -> AbstractContextManager[None]:
     """A usually short phase. The terminal shows it, with the current `timed` part, only if it takes long."""
     return _inside("heartbeat", name)
+
+
+def counted(items: Iterable[T], total: int) -> Iterator[T]:
+    """Yields the items, and keeps how many of `total` there were in `counts` for the heartbeat."""
+    counts.append(f"0 of {total}")
+    try:
+        for number, item in enumerate(items, start=1):
+            counts[-1] = f"{number} of {total}"
+            yield item
+    finally:
+        counts.pop()
 
 
 @contextmanager

@@ -128,8 +128,8 @@ def training(arguments: Sequence[str]) -> list[str]:
     for name, value in (("LOG_RANK", "0"), ("PYTHONUNBUFFERED", "1")):
         environment.setdefault(name, value)
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    ranks = "1 rank" if processes == 1 else f"{processes} ranks"
-    print(f"start {ranks} ...", flush=True)  # their first line takes seconds
+    started = "1 process" if processes == 1 else f"{processes} processes"
+    print(f"start {started} ...", flush=True)  # their first line takes seconds
     run = [f"--nproc_per_node={processes}", "-m", "torchtitan_rl.command.train", *arguments]
     return [LAUNCHER, *rendezvous, *run]
 

@@ -16,7 +16,7 @@ from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.data.end_tokens import end_token_ids, hidden_token_ids
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.events import record_metrics
+from torchtitan_rl.events import counted, record_metrics
 from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.generator_config import GeneratorConfig
 from torchtitan_rl.generator.kept_tokens import KeptTokens
@@ -121,7 +121,8 @@ class Generator(Configurable):
         Yields each group when its last completion ends, while other groups are still being sampled. The same (seed,
         step, round, replica, prompts, weights, environments' answers) give the same tokens. `settings`: see `begin`.
         """
-        yield from self.begin(prompts, **settings).whole_groups()
+        num_mine = len(prompts[self.replica :: self.num_replicas])
+        yield from counted(self.begin(prompts, **settings).whole_groups(), num_mine)
 
     def begin(
         self,

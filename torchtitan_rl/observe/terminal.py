@@ -36,6 +36,8 @@ class Terminal(Listener):
                 self._slowest(),
                 events.running[-1] if len(events.running) > 1 else "working",
             )
+            if events.counts:
+                part += f", {events.counts[-1]} prompts"
             return f"{name}: {part} ... {seconds:.0f} s{f' ({behind})' if behind else ''}"
 
         return _beating(describe)

@@ -157,6 +157,6 @@ def test_a_question_is_answered_by_one_process_that_knows_the_number_of_ranks(no
 def test_a_wrong_flag_is_said_once_after_a_sign_of_life_and_ends_with_2(tmp_path):
     result = run("train", "--config", "debug", "--no-such-field", "3", folder=tmp_path)
     assert result.returncode == 2
-    assert result.stdout.startswith("start 1 rank ...")
+    assert result.stdout.startswith("start 1 process ...")
     assert result.stderr.count("no-such-field") == 1
     assert "import torchtitan" not in result.stdout
