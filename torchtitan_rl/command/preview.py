@@ -7,13 +7,12 @@ from contextlib import closing
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from torchtitan_rl import comm, events
+from torchtitan_rl import comm
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.build import build_parts, prepare
 from torchtitan_rl.data.answers import OR
 from torchtitan_rl.errors import expect
 from torchtitan_rl.observe.metrics.idle import likely_reason
-from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.types import Episode, Group, flat
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ NUM_PROMPTS, NUM_SHOWN = 16, 3
 def show_preview(config: "RunConfig") -> None:
     """Sample a few prompts on one rank, print answers, rewards and lengths, and what they mean for training."""
     os.environ["WORLD_SIZE"] = "1"
-    events.listen(Terminal())
     comm.be_only_rank()
     resolved = prepare(config)
     expect(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from torchtitan_rl import events
 from torchtitan_rl.command.help_screen import TYRO, show_help
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.field_limits import check_fields
@@ -25,6 +26,7 @@ from torchtitan_rl.fields.references import (
     load_function,
     returned,
 )
+from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.run.checkpoint_folder import check_form, is_choice
 from torchtitan_rl.run.hub import is_hub_name
 from torchtitan_rl.run.identity import described
@@ -125,26 +127,31 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
         if _is_path("teacher", path):
             config.more_teachers[name] = from_caller(path)
     if given.preview or given.dry_run:
-        from torchtitan_rl.command.first_check import check_at_once
-
-        check_at_once(config)
-    if given.preview:
-        from torchtitan_rl.command.preview import show_preview  # imports the trainer and the engine
-
-        show_preview(config)
+        _try_out(config, preview=given.preview)
     elif given.print_config:
         shown = without_secrets(described(config))
         print(json.dumps(shown, indent=2, default=repr), flush=True)
-    elif given.dry_run:
-        from torchtitan_rl.command.dry_run import show_run  # imports torchtitan and transformers
-
-        try:
-            show_run(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-        except SystemExit as request:  # a task's: not all is shown, so it is no success
-            raise RuntimeError(f"something called sys.exit({request.code!r})") from request
     else:
         return name, config
     raise SystemExit(0)
+
+
+def _try_out(config: "RunConfig", *, preview: bool) -> None:
+    """Show what a run would do, or what its start answers."""
+    from torchtitan_rl.command.first_check import check_at_once
+
+    events.listen(Terminal())
+    check_at_once(config)
+    with events.phase("import torchtitan and transformers"):
+        from torchtitan_rl.command.dry_run import show_run
+        from torchtitan_rl.command.preview import show_preview
+    if preview:
+        show_preview(config)
+        return
+    try:
+        show_run(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    except SystemExit as request:  # a task's: not all is shown, so it is no success
+        raise RuntimeError(f"something called sys.exit({request.code!r})") from request
 
 
 def tell_repeated(args: Sequence[str]) -> None:
