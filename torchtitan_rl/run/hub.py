@@ -84,11 +84,17 @@ def _download(name: str) -> Path:
 def main() -> None:
     """Download the model of the command line and print its folder. On failure, print the hub's reason and exit with 2."""
     from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.utils import filter_repo_objects
 
     [name] = sys.argv[1:]
     try:
         if HUB_OFFLINE in ("", "0"):  # snapshot_download would wait for this answer without a limit
-            HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+            timeout = constants.HF_HUB_ETAG_TIMEOUT
+            found = HfApi().model_info(name, timeout=timeout, files_metadata=True).siblings or ()
+            files = {file.rfilename: file.size or 0 for file in found}
+            wanted = [*filter_repo_objects(files, allow_patterns=_FILES)]
+            size = sum(files[file] for file in wanted) / 1e6
+            print(f"{name}: {len(wanted)} files, {size:,.0f} MB", file=sys.stderr, flush=True)
         print(snapshot_download(name, allow_patterns=_FILES))
     except Exception as error:  # errors of the network and of the disk have many types
         print(f"{type(error).__name__}:", *str(error).split())

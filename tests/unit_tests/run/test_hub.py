@@ -43,7 +43,7 @@ def hub(tmp_path):
                 tree = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes.items()]
                 return self.answer(200, json.dumps(tree).encode(), {})
             if parts[0] == "api":
-                files = [{"rfilename": file.name} for file in source.iterdir()]
+                files = [{"rfilename": file.name, "size": 10**6} for file in source.iterdir()]
                 return self.answer(200, json.dumps({"id": "some/model", "sha": SHA, "siblings": files}).encode(), {})
             if self.command == "GET" and parts[-1].startswith("slow_"):
                 time.sleep(4)
@@ -114,6 +114,12 @@ def test_a_model_is_downloaded_once_and_needs_no_network_afterwards(hub, tmp_pat
     os.unlink(f"{folder}/model.safetensors")  # as a download that was interrupted leaves it
     assert folders_of("some/model", cache=tmp_path, endpoint=address) == [folder]
     assert os.path.exists(f"{folder}/model.safetensors")
+
+
+def test_a_download_says_first_how_many_files_and_megabytes_it_has(hub, tmp_path):
+    process = command_and_environment(PROGRAM, "some/model", cache=tmp_path, endpoint=hub[0])
+    done = subprocess.run(**process, capture_output=True, text=True, timeout=120)
+    assert "some/model: 4 files, 4 MB\n" in done.stderr
 
 
 LISTS = """
