@@ -114,7 +114,7 @@ def plot(curves: dict[str, list[Path]], output: Path) -> None:
     reward.set(title="reward of sampled completions (mean of a step)", xlabel="step", ylabel="reward")
     accuracy.set(title="held-out accuracy (greedy)", xlabel="step", ylabel="accuracy", ylim=(0, 1.03))
     for axes in (reward, accuracy):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     if len(accuracy.lines) > 1:
