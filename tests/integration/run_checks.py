@@ -168,7 +168,7 @@ def exported_adapter_names_its_base(name: str) -> Callable[[Path], None]:
 
 
 def metrics_are_documented(folder: Path) -> None:
-    """Every key that a run in the folder has logged is in docs/metrics.md or docs/metrics.md."""
+    """Every key that a run in the folder has logged is in docs/metrics.md."""
     for file in folder.rglob("metrics.jsonl"):
         keys = {key for line in file.read_text().splitlines() for key in json.loads(line)}
         assert undocumented(keys) == [], file

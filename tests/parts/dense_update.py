@@ -1,6 +1,6 @@
 """One whole update's loss and gradient, written again in float64 over dense padded rows [N, L].
 
-It imports nothing of the project and shares no formula with it: each is written from docs/papers.md, docs/papers.md and the papers. It
+It imports nothing of the project and shares no formula with it: each is written from docs/papers.md, docs/credit.md and the papers. It
 reads the plain values that tests/parts/random_update.py makes.
 """
 
