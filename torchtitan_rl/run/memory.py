@@ -264,7 +264,13 @@ def describe_memory(
             parts["engine's weights"] = weights
             parts["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-        return f"memory of this machine {machine:.0f} GiB, there is no GPU; estimated for each rank besides Python: {_in_gib(parts)}"
+        line = f"memory of this machine {machine:.0f} GiB, there is no GPU; estimated for each rank besides Python: {_in_gib(parts)}"
+        if world_size * sum(parts.values()) / GIB > machine:
+            line += (
+                "\nwarning: that is more than this machine has. Use a smaller model, train adapters alone (--trainer.lora.rank 16), or "
+                "run it on GPUs."
+            )
+        return line
     state, size = need.updating[STATE], f"{gpu_bytes / GIB:.0f} GiB"
     if state > gpu_bytes:
         raise UserError(

@@ -101,6 +101,14 @@ def test_a_float32_state_larger_than_the_gpu_is_refused():
     describe_memory(config, algorithm_of(config), world_size=2, gpu_bytes=H100)
 
 
+def test_a_run_that_needs_more_than_a_machine_without_gpus_has_says_so():
+    warning = "warning: that is more than this machine has. Use a smaller model"
+    for name, ranks, warned in (("debug", 1, False), ("qwen3_8b", 1024, True)):
+        config = shipped(name)
+        line = describe_memory(config, algorithm_of(config), world_size=ranks, gpu_bytes=None)
+        assert (warning in line) == warned
+
+
 LORA_PAGE = (Path(__file__).parents[3] / "docs/lora.md").read_text()
 
 
