@@ -139,7 +139,8 @@ function drawResumes(u) {
 /** What changed, in the words that fit a chart. Example: "lr 0.002 → 0.001, 1 more". */
 function changeWords(changed) {
   const [[name, change], ...more] = Object.entries(changed);
-  return brief(`${name.split(/[.:] ?/).at(-1)} ${change.replace('->', '→')}`, 30) + (more.length ? `, ${more.length} more` : '');
+  const setting = name.split(/[.:] ?/).at(-1);
+  return `${setting} ${change.length > 24 ? 'changed' : change.replace('->', '→')}${more.length ? `, ${more.length} more` : ''}`;
 }
 
 const WHOLE = Array.from({ length: 9 }, (_, i) => [1, 2, 5].map((digit) => digit * 10 ** i)).flat(); // distances of ticks: steps are whole
