@@ -34,7 +34,7 @@ from torchtitan_rl.observe.report import write_report  # noqa: E402
 RUNS_FOLDER, IMAGES = ROOT / "outputs" / "pictures", ROOT / "docs" / "images"
 WIDTH, COLUMNS = 1400, 124
 """Of a page in pixels, of the terminal in characters."""
-CONSOLE_LINES = 60
+CONSOLE_LINES = 71
 TERMINAL = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>console</title></head>
 <body style="margin: 0; background: {background}; color: {foreground}">
 <main data-view="console" style="width: max-content"><pre style="margin: 0; padding: 12px 16px; font: 14px/1.35 'DejaVu Sans Mono', monospace">{code}</pre></main>
