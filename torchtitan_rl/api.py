@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from torchtitan_rl.errors import expect
+from torchtitan_rl.errors import TrainingStopped, UserError, expect
 from torchtitan_rl.fields.references import correctable, did_you_mean
 
 if TYPE_CHECKING:
@@ -67,11 +67,12 @@ class TrainedRun:
 
     def export(
         self, output: Path | str, *, step: int | None = None, dtype: str = "bfloat16"
-    ) -> None:
-        """Write the checkpoint of `step`, or the last, as a Hugging Face folder. Raises as `command.export.export`."""
+    ) -> Path:
+        """Write the last checkpoint, or that of `step`, to a Hugging Face folder and return it. Raises as `command.export.export`."""
         from torchtitan_rl.command.export import export
 
         export(self.folder, Path(output), step, dtype)
+        return Path(output).resolve()
 
     def chat(self, **settings: Any) -> "Chat":
         """Returns a conversation with the trained policy. `settings`: as for `command.chat.Chat.of`.
@@ -138,6 +139,8 @@ def train(
                 write_failure(error, Path(run_folder))
             # A notebook keeps its last error, whose frames would keep the model and the engine.
             traceback.clear_frames(error.__traceback__)
+            if isinstance(error, (UserError, TrainingStopped)):
+                raise error.with_traceback(None) from None  # the message says all
             raise
 
 
