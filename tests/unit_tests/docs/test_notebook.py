@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
+
+from tests.parts.talk import save_talker
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
@@ -18,8 +19,8 @@ import sys, nbformat
 from nbclient import NotebookClient
 
 notebook = nbformat.read(sys.argv[1], as_version=4)
-[parameters] = [cell for cell in notebook.cells if cell.source.startswith("STEPS, PROMPTS, HELD_OUT = ")]
-parameters.source = "STEPS, PROMPTS, HELD_OUT = 2, 4, 8"
+[parameters] = [cell for cell in notebook.cells if cell.source.startswith("MODEL, STEPS, PROMPTS, HELD_OUT = ")]
+parameters.source = f"MODEL, STEPS, PROMPTS, HELD_OUT = {sys.argv[4]!r}, 2, 4, 8"
 NotebookClient(notebook, timeout=1500, resources={"metadata": {"path": sys.argv[2]}}).execute()
 nbformat.write(notebook, sys.argv[3])
 """
@@ -40,7 +41,7 @@ def test_notebook_is_stored_without_outputs():
 
 
 @pytest.mark.long
-def test_notebook_trains_shows_samples_evaluates_and_exports(tmp_path):
+def test_notebook_trains_shows_curves_and_samples_chats_and_exports(tmp_path):
     install = [sys.executable, "scripts/uv.py", "pip", "install", "--python", sys.executable, "--target"]
     installed = subprocess.run(
         [*install, tmp_path / "packages", *PACKAGES], cwd=ROOT, capture_output=True, text=True, check=False
@@ -51,15 +52,15 @@ def test_notebook_trains_shows_samples_evaluates_and_exports(tmp_path):
     paths = os.pathsep.join([str(ROOT), str(tmp_path / "packages")])
     environment = {**os.environ, "PYTHONPATH": paths, "IPYTHONDIR": str(tmp_path / "ipython"), "OMP_NUM_THREADS": "1"}
     done = tmp_path / "done.ipynb"
-    (ROOT / "outputs").mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=ROOT / "outputs") as folder:  # the notebook looks for run_train.sh above it
-        command = [sys.executable, "-c", EXECUTE, NOTEBOOK, folder, done]
-        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    model = save_talker(tmp_path / "talker", max_seq_len=1024)
+    command = [sys.executable, "-c", EXECUTE, NOTEBOOK, tmp_path, done, model]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     cells = [cell for cell in json.loads(done.read_text())["cells"] if cell["cell_type"] == "code"]
-    trained, table, group, evaluated, exported = cells[-5:]
-    assert any("image/png" in output.get("data", {}) for output in trained["outputs"])
-    assert "response" in text_of(table)
-    assert text_of(group).count("<p><b>") == 8
-    assert "accuracy" in text_of(evaluated)
-    assert "model.safetensors" in text_of(exported)
+    trained, curves, before_and_after, lowest, answer, _ = cells[-6:]
+    assert "step 2/2" in text_of(trained)
+    assert any("image/png" in output.get("data", {}) for output in curves["outputs"])
+    assert text_of(before_and_after).count("<th>") >= 8
+    assert "response" in text_of(lowest)
+    assert text_of(answer)
+    assert (tmp_path / "outputs" / "exported" / "config.json").is_file()
