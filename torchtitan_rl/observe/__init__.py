@@ -14,7 +14,6 @@ PLACES = {
     "Reduce": "observe.reduce",
     "episode_rows": "observe.sample_rows",
     "read_rows": "observe.store",
-    "read_samples": "observe.store",
 }
 """Module of each name that this package offers. It is imported when the name is asked for: the report needs none of them."""
 

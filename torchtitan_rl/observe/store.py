@@ -3,14 +3,9 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from torchtitan_rl.observe.cell_text import flat_cell
 from torchtitan_rl.observe.line_file import read_lines
 from torchtitan_rl.observe.sample_rows import Row
-
-if TYPE_CHECKING:
-    import pyarrow
 
 STORE_FILE = "samples.jsonl"
 UNFINISHED_FILE = "samples.unfinished.jsonl"
@@ -29,28 +24,3 @@ def read_rows(run_folder: Path | str) -> Iterator[Row]:
         expected = "expected the folder of a run that has recorded sample tables"
         raise FileNotFoundError(f"{paths[0]} does not exist: {expected}")
     return itertools.chain.from_iterable(read_lines(path, END_OF_BATCH) for path in paths)
-
-
-def read_samples(run_folder: Path | str, table: str | None = None) -> "pyarrow.Table":
-    """Returns the run's stored rows as one pyarrow table (`.to_pandas()` for pandas), with the columns of all steps.
-
-    Rows recorded before a column existed have null there. Columns of several types are text; nested cells are JSON.
-    `table`: return only the rows of this table, such as "rollout/samples". Raises FileNotFoundError like `read_rows`.
-    """
-    import pyarrow
-
-    rows = [row for row in read_rows(run_folder) if table is None or row["table"] == table]
-    columns = dict.fromkeys(column for row in rows for column in row)
-    return pyarrow.table({column: _column([row.get(column) for row in rows]) for column in columns})
-
-
-def _column(cells: list[Any]) -> "pyarrow.Array":
-    import pyarrow
-
-    cells = [flat_cell(cell) for cell in cells]
-    types = {type(cell) for cell in cells} - {type(None)}
-    if types == {int, float}:
-        cells = [cell if cell is None else float(cell) for cell in cells]
-    elif len(types) > 1:
-        cells = [cell if cell is None else str(cell) for cell in cells]
-    return pyarrow.array(cells)

@@ -39,7 +39,7 @@ class JsonlSink(_FileSink):
 class LocalSink(_FileSink):
     """Writes one line per row of a sample table, with its full text. At the byte budget it warns and stops.
 
-    Read the file with `read_samples(run_folder)`.
+    Read the file with `read_rows(run_folder)`.
     """
 
     def __init__(self, context: SinkContext) -> None:

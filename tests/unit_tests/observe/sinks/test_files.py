@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tests.parts.observability import FORK, NASTY, group, rows_of, sample
-from torchtitan_rl.observe import Recorder, Reduce, read_rows, read_samples, record_metric
+from torchtitan_rl.observe import Recorder, Reduce, read_rows, record_metric
 from torchtitan_rl.observe.line_file import LineFile, read_lines
 
 STEPS = 40
@@ -116,22 +116,14 @@ def test_store_stops_at_its_byte_budget_with_a_warning(recorder, tmp_path, caplo
     assert values["obs/dropped_rows"] == 7 - len(kept)
 
 
-def test_the_store_is_read_back_in_one_call_into_pyarrow_and_pandas_with_the_full_text(recorder, tmp_path):
+def test_the_store_is_read_back_with_the_full_text_and_nested_cells(recorder, tmp_path):
     run = recorder(keep_all_rows=True)
-    rows = rows_of(group(0, sample(0, 1.0, text=NASTY), sample(1, float("nan"))))
-    record_metric("rollout/samples", rows, Reduce.TABLE)
-    record_metric("other", {"score": 1, "late": {"nested": [1]}, "reward": "text"}, Reduce.TABLE)
+    record_metric("rollout/samples", rows_of(group(0, sample(0, 1.0, text=NASTY))), Reduce.TABLE)
+    record_metric("other", {"score": 1, "late": {"nested": [1]}}, Reduce.TABLE)
     run.flush(1)
     run.close()
-    table = read_samples(tmp_path)
-    assert table.num_rows == 3
-    assert table.column("response")[0].as_py() == NASTY.replace("\ud800", "\\ud800")
-    assert next(iter(read_rows(tmp_path)))["response"] == NASTY
-    assert table.column("late").to_pylist() == [None, None, '{"nested": [1]}']
-    assert table.column("reward").to_pylist() == ["1.0", None, "text"]
-    frame = table.to_pandas()
-    assert list(frame["table"]) == ["rollout/samples", "rollout/samples", "other"]
-    assert read_samples(tmp_path, table="other").num_rows == 1
+    first, second = read_rows(tmp_path)
+    assert (first["response"], second["late"]) == (NASTY, {"nested": [1]})
 
 
 def test_every_line_of_metrics_jsonl_is_strict_json(recorder, tmp_path):
