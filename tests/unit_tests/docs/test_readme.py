@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchtitan_rl import types
+from torchtitan_rl.command.command import READERS
 from torchtitan_rl.command.registry import config_functions, load_config, parse_args
 
 ROOT = Path(__file__).parents[3]
@@ -60,6 +61,9 @@ def test_documented_command_lines_parse(here, page, arguments):
 def started(words: list[str]) -> tuple[str, list[str]] | None:
     """The script or module of the repository that a command starts, and its arguments."""
     for i, word in enumerate(words):
+        if word.endswith("torchtitan-rl") and words[i + 1 : i + 2] and words[i + 1] in READERS:
+            place = "observe.report" if words[i + 1] == "report" else "command.programs"
+            return f"torchtitan_rl.{place}", words[i + 2 :]
         if match := SCRIPT.fullmatch(word):
             return match[1], words[i + 1 :]
         if words[i - 1] == "-m" and "python" in words[0] and word.startswith(("torchtitan_rl.", "scripts.", "tests.")):
