@@ -1,11 +1,16 @@
 """torchtitan-rl chat: it asks what a run's prompts ask."""
 
+import json
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from tests.parts.talk import save_talker
+from tests.unit_tests.models.lora.test_adapters import saver, updated
+from tests.unit_tests.models.test_hf_decoder import trainer_of
 from torchtitan_rl.command.chat import Chat
+from torchtitan_rl.command.export import export
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.renderer import PromptRenderer
 from torchtitan_rl.data.task import Example
@@ -31,3 +36,22 @@ def test_each_answer_is_the_models_to_the_prompt_that_a_run_renders(tmp_path, is
         answer = chat.ask(question)
         assert answer == tokenizer.decode(expected, skip_special_tokens=True)
         talk.append({"role": "assistant", "content": answer})
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_run_answers_by_its_last_checkpoint_with_its_prompts_and_its_evaluations_sampling(tmp_path):
+    start, run = save_talker(tmp_path / "start"), tmp_path / "run"
+    prompts, sampling = {"system_prompt": "Add."}, {"temperature": 0, "max_tokens": 6}
+    stored = {"hf_assets_path": str(start), "prompts": prompts, "evaluation": {"sampling": sampling}}
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps(stored))
+    trainer = trainer_of(start)
+    updated(trainer)
+    saver(trainer, run).save(1)
+    export(run, tmp_path / "exported", None, "float32")
+    answers = {}
+    for folder in (tmp_path / "exported", start):
+        answers[folder] = Chat(folder, PromptRenderer.Config(**prompts), SamplingConfig(**sampling)).ask("3 + 4")
+    assert Chat.of(run).ask("3 + 4") == answers[tmp_path / "exported"] != answers[start]
+    assert Chat.of(run, system_prompt="", max_tokens=2).ask("3 + 4") != answers[tmp_path / "exported"]
+    assert not list(run.glob("tmp*"))
