@@ -70,7 +70,9 @@ def start_of(run: Path) -> Path:
     """Returns the folder that a run started from. Raises UserError if the run or that folder is not there."""
     config = run / "config.json"
     is_run = config.is_file() and not any(run.glob("tokenizer*"))
-    expected, remedy = "a run's folder, and no model's", "A model's folder needs no export."
+    expected, remedy = "a run's folder, and no model's", f"{config.resolve()} is not there."
+    if config.is_file():
+        remedy = "A model's folder needs no export."
     expect(is_run, "--run", str(run), expected, remedy)
     stored = json.loads(config.read_text())
     # An early run's path starts from the checkout or, with an installed package, from where it was called.
