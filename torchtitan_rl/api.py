@@ -68,10 +68,15 @@ class TrainedRun:
     def export(
         self, output: Path | str, *, step: int | None = None, dtype: str = "bfloat16"
     ) -> Path:
-        """Write the last checkpoint, or that of `step`, to a Hugging Face folder and return it. Raises as `command.export.export`."""
+        """Write the last checkpoint, or that of `step`, to a Hugging Face folder, on rank 0. Returns that folder.
+
+        Raises:
+            UserError: as `command.export.export`.
+        """
         from torchtitan_rl.command.export import export
 
-        export(self.folder, Path(output), step, dtype)
+        if os.environ.get("RANK", "0") == "0":
+            export(self.folder, Path(output), step, dtype)
         return Path(output).resolve()
 
     def chat(self, **settings: Any) -> "Chat":
