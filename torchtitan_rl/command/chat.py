@@ -20,6 +20,7 @@ from torchtitan_rl.data.end_tokens import end_token_ids
 from torchtitan_rl.data.renderer import PromptRenderer, template_options
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.field_limits import check_fields
+from torchtitan_rl.fields.references import correctable
 from torchtitan_rl.run.start_checkpoint import load_tokenizer
 from torchtitan_rl.sampling import SamplingConfig
 
@@ -111,7 +112,8 @@ class Chat:
         shown = [(asked.strip(), answered.strip()) for asked, answered in shown]
         messages += [*_turns(shown), *self.messages, {"role": "user", "content": question}]
         options = template_options(self.prompts)
-        return render_chat(self.tokenizer, messages, add_generation_prompt=True, **options)
+        with correctable("the chat template raises"):
+            return render_chat(self.tokenizer, messages, add_generation_prompt=True, **options)
 
     def _generation(self) -> GenerationConfig:
         names = ("temperature", "top_p", "top_k", "min_p") if self.sampling.temperature else ()

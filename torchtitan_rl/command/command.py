@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     if module[0] != LAUNCHER:
         return os.execv(sys.executable, [sys.executable, "-m", *module])
     from torchtitan_rl.run import launch
