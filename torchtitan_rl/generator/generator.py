@@ -121,8 +121,7 @@ class Generator(Configurable):
         Yields each group when its last completion ends, while other groups are still being sampled. The same (seed,
         step, round, replica, prompts, weights, environments' answers) give the same tokens. `settings`: see `begin`.
         """
-        num_mine = len(prompts[self.replica :: self.num_replicas])
-        yield from counted(self.begin(prompts, **settings).whole_groups(), num_mine)
+        yield from self.begin(prompts, **settings).whole_groups()
 
     def begin(
         self,
@@ -297,7 +296,7 @@ class SamplingRound:
     def _as_they_end(self, ended: Iterator[int]) -> Iterator[Group[Completion]]:
         groups = [group for group in self.groups for _ in group]  # of each conversation
         unfinished = {id(group): len(group) for group in self.groups}
-        for conversation_idx in ended:
+        for conversation_idx in counted(ended, len(self._conversations)):
             group = groups[conversation_idx]
             unfinished[id(group)] -= 1
             if unfinished[id(group)] == 0:

@@ -37,7 +37,7 @@ class Terminal(Listener):
                 events.running[-1] if len(events.running) > 1 else "working",
             )
             if events.counts:
-                part += f", {events.counts[-1]} prompts"
+                part += f", {events.counts[-1]} completions"
             return f"{name}: {part} ... {seconds:.0f} s{f' ({behind})' if behind else ''}"
 
         return _beating(describe)

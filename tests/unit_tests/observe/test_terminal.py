@@ -28,18 +28,18 @@ def test_long_phase_prints_heartbeats_at_growing_intervals(capsys, monkeypatch):
     assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_heartbeat_says_how_many_of_the_prompts_are_done(monkeypatch):
+def test_a_heartbeat_says_how_many_of_the_completions_are_done(monkeypatch):
     monkeypatch.setattr(terminal, "HEARTBEAT_SECONDS", 0.05)
     said = []
     monkeypatch.setattr(terminal, "progress", said.append)
-    prompts = counted(range(3), total=3)
+    completions = counted(range(3), total=3)
     with heartbeat("evaluation"), timed("generate"):
-        next(prompts)
+        next(completions)
         give_up = time.monotonic() + 30  # on a busy machine
         while not said and time.monotonic() < give_up:
             time.sleep(0.01)
-    prompts.close()
-    assert said[0].startswith("evaluation: generate, 1 of 3 prompts ... ")
+    completions.close()
+    assert said[0].startswith("evaluation: generate, 1 of 3 completions ... ")
 
 
 def test_only_rank_0_prints(capsys, monkeypatch):
