@@ -137,8 +137,12 @@ def _layout(config: "RunConfig", world_size: int, *, samples: bool, learns: bool
     if world_size == 1:
         ranks = f"one process trains{' and samples' if samples else '; nothing is sampled'}"
     sequences = f"{_plural(prompts, 'prompt')} x {n} completions = {prompts * n} sequences"
+    layers, width = spec.flavor.split("x")
+    model = (
+        f"{parameter_count(spec) / 1e6:,.1f} million parameters, {layers} layers of width {width}"
+    )
     return (
-        f"{config.hf_assets_path}: {parameter_count(spec) / 1e6:,.1f} million parameters ({spec.name} {spec.flavor})\n{ranks}\n"
+        f"{config.hf_assets_path}: {model}\n{ranks}\n"
         f"a step: {_plural(prompts, 'demonstration') if learns else sequences} of up to "
         f"{config.prompts.max_prompt_tokens} + {config.sampling.max_tokens} tokens, {_plural(updates, 'optimizer step')}; "
         f"{_plural(config.num_steps, 'step')} in all"
