@@ -6,6 +6,7 @@ import json
 import os
 import pkgutil
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
 
 ConfigFunction = Callable[[], "RunConfig"]
+
+DEFAULT = "debug"
+"""The config without --config."""
 
 _SWITCHES = ("--list-configs", "--print-config", "--dry-run", "--preview")
 """Options that are no fields of a config, and end the program after what they show."""
@@ -99,7 +103,7 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
     """
     program = os.environ.get("TORCHTITAN_RL_PROGRAM", "run_train.sh")
     own = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
-    own.add_argument("--config", default="debug", metavar="NAME or path/to/file.py:function")
+    own.add_argument("--config", metavar="NAME or path/to/file.py:function")
     questions = own.add_mutually_exclusive_group()
     questions.add_argument("-h", "--help", nargs="?", const="", choices=["", "all"], metavar="all")
     for flag in _SWITCHES:
@@ -110,7 +114,8 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
     if given.list_configs:
         list_configs()
         raise SystemExit(0)
-    name, default = given.config, load_config(given.config)
+    name = given.config or DEFAULT
+    default = load_config(name)
     command = f"{program} --config {name}"
     config = tyro.cli(type(default), default=default, prog=command, config=TYRO, args=overrides)
     if given.help is not None:
@@ -123,9 +128,11 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
             check_form(path)
         if _is_path(field, path):
             setattr(config, field, from_caller(path))
-    for name, path in config.more_teachers.items():
+    for teacher, path in config.more_teachers.items():
         if _is_path("teacher", path):
-            config.more_teachers[name] = from_caller(path)
+            config.more_teachers[teacher] = from_caller(path)
+    if not given.config:
+        _check_is_default(config.dump_folder)
     if given.preview or given.dry_run:
         _try_out(config, preview=given.preview)
     elif given.print_config:
@@ -134,6 +141,17 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
     else:
         return name, config
     raise SystemExit(0)
+
+
+def _check_is_default(folder: str) -> None:
+    """Raise UserError if the run in the folder was started with another config than DEFAULT."""
+    try:
+        stored = json.loads(Path(folder, "config.json").read_text())
+        name, options = stored["config"], shlex.join(stored["command"][1:])
+    except (OSError, ValueError, KeyError):  # no run, or a damaged file of one
+        return
+    was = f"{name}, with which {folder} was started"
+    expect(name == DEFAULT, "--config", DEFAULT, was, f"Its options were: {options}")
 
 
 def _try_out(config: "RunConfig", *, preview: bool) -> None:

@@ -134,6 +134,7 @@ def train_run(
     digests = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
     check_config(fields | digests)
     folder = RunFolder.claim(config.dump_folder, name)
+    keeps_record = config.eval_only and folder.continues  # what the run has recorded stays
     resume = broadcast(choose_resume(config, fields, folder.path) if is_rank_0() else None)
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
@@ -150,19 +151,21 @@ def train_run(
             stop_requested=stop.requested,
         )
         cleanup.callback(close_parts, controller)
-        folder.begin(name, config, resume)
+        if not keeps_record:
+            folder.begin(name, config, resume)
         stopped = _carry_out(controller, folder.path)
     except BaseException as error:
-        if isinstance(error, UserError) and not folder.has_begun:
+        if keeps_record or (isinstance(error, UserError) and not folder.has_begun):
             status_file.update(run_folder="")  # what an earlier run has left there stays
         elif os.environ["RANK"] == "0":
             folder.begin(name, config, resume)
         raise
     status_file.set_outcome(str(stopped) if stopped else "done")
     stop.effect = "training has ended, only the report is being written"
-    write_outcome(controller, folder.path, stopped)
-    if os.environ["RANK"] == "0":
-        write_run_report(folder.path)
+    if not keeps_record:
+        write_outcome(controller, folder.path, stopped)
+        if os.environ["RANK"] == "0":
+            write_run_report(folder.path)
     return folder.path
 
 
@@ -214,8 +217,10 @@ def write_outcome(controller: "Controller", run_folder: Path, stopped: int) -> N
     if stopped:
         outcome, code = "stopped", 128 + stopped
         goes_on = "nothing is saved"
-        if CheckpointFolder(run_folder).newest():
-            goes_on = f"start again with --dump-folder {run_folder} to go on"
+        if step >= config.num_steps:
+            goes_on = "all its steps are done"
+        elif CheckpointFolder(run_folder).newest():
+            goes_on = f"the same command with --dump-folder {run_folder} goes on"
         message = f"{signal.Signals(stopped).name} after step {step}; {goes_on}"
         events.progress(f"stopped by {message}")
     elif controller.evaluation.gives_up:

@@ -46,6 +46,14 @@ BINDING = {
     "algorithm": "its controllers' state and the meaning of the metrics are of another objective",
 }
 """Fields whose change would make a resumed run silently wrong, and why."""
+OF_STEPS = (
+    "seed",
+    "num_prompts_per_step",
+    "sampling.n",
+    "trainer.num_epochs",
+    "trainer.num_minibatches",
+)
+"""Those of them that do not matter to `eval_only`, which makes no step."""
 ONLY_TYPE = ("trainer.optimizer", "prompts")
 """Those of them of which only the class counts."""
 
@@ -164,7 +172,8 @@ def _accepted(resume: Resume, config: "RunConfig", now: dict[str, Any]) -> Resum
     then = manifest.read(resume.checkpoint)["config"]
     both = then.keys() & now.keys()
     changed = {n: f"{then[n]} -> {now[n]}" for n in sorted(both) if then[n] != now[n]}
-    binding = {name: why for name in changed if (why := _why_binding(name))}
+    counted = [name for name in changed if not (config.eval_only and name in OF_STEPS)]
+    binding = {name: why for name in counted if (why := _why_binding(name))}
     if binding and not config.resume_changed:
         named = "; ".join(f"{name} {changed[name]} ({why})" for name, why in binding.items())
         begin_anew = "" if resume.fork else "pass --dump-folder with a new folder, "

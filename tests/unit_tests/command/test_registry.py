@@ -28,6 +28,13 @@ def test_a_run_to_resume_is_a_relative_path_too_but_no_step_and_no_choice(tmp_pa
     assert {path: parse_args(["--config", "debug", f"--resume={path}"])[1].resume for path in given} == given
 
 
+def test_run_of_another_config_is_not_taken_for_the_default(tmp_path):
+    (tmp_path / "config.json").write_text('{"config": "sums", "command": ["train.py", "--config", "sums"]}')
+    with pytest.raises(UserError, match="--config = 'debug': expected sums, .* Its options were: --config sums"):
+        parse_args([f"--dump-folder={tmp_path}"])
+    assert parse_args([f"--dump-folder={tmp_path}", "--config=debug"])[0] == "debug"
+
+
 @pytest.mark.parametrize("field", ["hf_assets_path", "teacher"])
 def test_a_name_on_the_hub_is_none_wherever_the_caller_is_unless_there_is_such_a_folder(tmp_path, monkeypatch, field):
     monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))

@@ -115,6 +115,14 @@ def test_a_change_that_would_be_silently_wrong_is_refused_until_it_is_accepted(a
     assert "seed 0 -> 4" in capsys.readouterr().out
 
 
+def test_evaluation_alone_takes_other_sizes_of_a_step_but_no_other_objective(accept, config):
+    config.eval_only, config.sampling.n = True, config.sampling.n + 1
+    assert "sampling.n" in accept().changed
+    config.algorithm.loss.eps_low = 0.3
+    with pytest.raises(UserError, match=r"algorithm.loss.eps_low 0.2 -> 0.3"):
+        accept()
+
+
 def test_kl_run_with_another_reference_is_refused(accept, config, tmp_path):
     start = tmp_path / "start"
     (start / "model.safetensors").write_bytes(bytes(3 * 2**20))

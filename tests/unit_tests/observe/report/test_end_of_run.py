@@ -79,14 +79,18 @@ def test_the_first_end_of_a_start_stays_and_that_of_an_earlier_start_is_replaced
         (0, True, False, "evaluated", ""),
         (0, False, True, "done", "stopped improving before step 5"),
         (signal.SIGINT, False, False, "stopped", "SIGINT after step 5; nothing is saved"),
-        (signal.SIGTERM, False, False, "stopped", "SIGTERM after step 5; start again with --dump-folder"),
+        (signal.SIGTERM, False, False, "stopped", "SIGTERM after step 5; the same command with --dump-folder"),
+        (signal.SIGTERM, False, False, "stopped", "SIGTERM after step 5; all its steps are done"),
     ],
 )
 def test_completed_run_is_reported_as_completed(run, stopped, eval_only, gives_up, outcome, said):
-    if "start again" in said:
+    if "--dump-folder" in said:
         (run / "checkpoint" / "step-5").mkdir(parents=True)
     evaluation = SimpleNamespace(gives_up=gives_up)
-    config = SimpleNamespace(eval_only=eval_only, evaluation=SimpleNamespace(best_by="evaluation/accuracy"))
+    num_steps = 5 if "all its steps" in said else 9
+    config = SimpleNamespace(
+        num_steps=num_steps, eval_only=eval_only, evaluation=SimpleNamespace(best_by="evaluation/accuracy")
+    )
     controller = SimpleNamespace(config=config, evaluation=evaluation, state=SimpleNamespace(step=5))
     train.write_outcome(controller, run, int(stopped))
     assert end_of(run)["outcome"] == outcome
