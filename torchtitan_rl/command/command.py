@@ -2,7 +2,8 @@
 
   train --config NAME                 trains; --list-configs shows the names
   preview --config NAME               the start answers 16 prompts; no training
-  evaluate --config NAME              accuracy; with --dump-folder RUN, a run's
+  evaluate --config NAME              accuracy; a run's, with the run's options
+                                      and --dump-folder RUN
   report RUN                          writes a run's report.html
   chat RUN                            you type, the run's model answers
   export --run RUN --output FOLDER    writes a folder for transformers and vLLM
