@@ -43,8 +43,8 @@ class RowSet:
             self.left_out[reason] += [self.table.number(int(index)) for index in self.kept[where]]
             self.kept, self.keys = self.kept[~where], self.keys[~where]
 
-    def split_off(self, share: float, seed: int) -> "RowSet":
-        """Moves a share of the kept rows, at least one, to a new set and returns it.
+    def split_off(self, num: int, seed: int) -> "RowSet":
+        """Moves `num` of the kept rows, at least one, to a new set and returns it.
 
         The choice and order depend only on the prompts and the seed, not on the order of the rows.
         """
@@ -52,7 +52,7 @@ class RowSet:
             hashlib.blake2b(f"{seed}/{key}".encode(), digest_size=8).digest() for key in self.keys
         ]
         order = np.array(sorted(range(len(ranks)), key=ranks.__getitem__), dtype=np.int64)
-        first = order[: max(1, round(share * len(order)))]
+        first = order[: max(1, num)]
         # A prompt may have several demonstrations.
         chosen = order[np.isin(self.keys[order], self.keys[first])]
         other = copy.copy(self)

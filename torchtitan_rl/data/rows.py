@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from torchtitan_rl.data.answer_kinds import KINDS, TAG, TAG_REQUEST, KindName, chosen_kind
 from torchtitan_rl.data.answers import OR, marked
-from torchtitan_rl.data.row_reader import ANSWER_COLUMNS, RowReader
+from torchtitan_rl.data.row_reader import ANSWER_COLUMNS, RowReader, row_count
 from torchtitan_rl.data.row_set import RowSet
 from torchtitan_rl.data.table import RowError, Table, is_quick, load_table
 from torchtitan_rl.data.task import (
@@ -69,9 +69,9 @@ class Rows(Task):
         """Split to evaluate on, in held_out_path(s) or else in `path`. If held_out_path is empty too, a share of the
         training rows is held out."""
 
-        held_out_share: float = number(0.05, above=0, below=1)
-        """Share of the rows to hold out, at least one row, if there is no held-out path or split. The choice depends
-        only on the prompts and held_out_seed."""
+        held_out_share: float | Literal["auto"] = number("auto", above=0, below=1)
+        """Share of the rows to hold out, at least one row, if there is no held-out path or split. auto: 5 %, or 16 rows if that
+        is more, but no more than a quarter. The choice depends only on the prompts and held_out_seed."""
 
         held_out_seed: int = number(0, least=0)
         """Seed for the choice of held-out rows."""
@@ -139,14 +139,23 @@ class Rows(Task):
         return self._train.example(_order(len(self._train.kept), seed, epoch)[place])
 
     def held_out_examples(self, num: int) -> list[Example]:
-        """Returns the first `num` held-out rows, or all if there are fewer; num / tables from each table."""
-        return [
+        """Returns the first `num` held-out rows, or all if there are fewer, which it says; num / tables from each table."""
+        examples = [
             replace(part.example(place), task=name)
             for (name, part), share in zip(
                 self._held_out.items(), shared_out(num, len(self._held_out)), strict=True
             )
             for place in range(min(share, len(part.kept)))
         ]
+        if 0 < len(examples) < num:
+            remedy = "add rows to them"
+            if any(part.table is self._train.table for part in self._held_out.values()):
+                share = min(0.5, num / (len(examples) + len(self._train.kept)))
+                remedy = f"hold out more with --task.held-out-share {share:.2g}, or name rows with --task.held-out-path"
+            progress(
+                f"evaluations have {row_count(len(examples))}, each {1 / len(examples):.1%} of the accuracy; for a finer curve {remedy}"
+            )
+        return examples
 
     def members(self) -> dict[str, Task]:
         """Returns itself under "" and under each held-out table's name, so that each table gets its own metrics."""
@@ -232,7 +241,9 @@ class Rows(Task):
             check_metric_name(name, "task.held_out_paths")
         paths = config.held_out_paths or ({"": path} if path else {})
         if not paths:
-            return {"": self._train.split_off(config.held_out_share, config.held_out_seed)}
+            total, share = len(self._train.kept), config.held_out_share
+            num = max(0.05 * total, min(16, total / 4)) if share == "auto" else share * total
+            return {"": self._train.split_off(round(num), config.held_out_seed)}
         parts = {}
         for name, path in paths.items():
             field = f"task.held_out_paths {name}" if name else "task.held_out_path"

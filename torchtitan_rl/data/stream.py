@@ -100,13 +100,8 @@ class PromptStream(OwnConfig):
 
     def held_out(self, num: int) -> list[Prompt]:
         """Returns the first `num` held-out prompts, with prompt_idx 0, 1, ..., the same at every call; fewer if the task has fewer."""
-        held_out = tried(self.task, "held_out_examples", num)
-        if len(held_out) < num:
-            progress(
-                f"evaluations have {len(held_out)} prompts, not evaluation.num_prompts {num}: the task holds out no more"
-            )
         prompts = []
-        for index, example in enumerate(held_out):
+        for index, example in enumerate(tried(self.task, "held_out_examples", num)):
             example = self._demonstrated(example, f"held_out/{index}")
             prompts.append(replace(self._renderer.prompt(example), prompt_idx=index))
         return prompts

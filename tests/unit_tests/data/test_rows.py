@@ -34,7 +34,8 @@ def build(tmp_path):
     def build(content, name="data.jsonl", **config) -> Rows:
         rows = content if isinstance(content, bytes) else lines(*content)
         (tmp_path / name).write_bytes(rows)
-        return Rows.Config(path=str(tmp_path / name), **config).build()
+        few = {"held_out_share": 0.05} | config
+        return Rows.Config(path=str(tmp_path / name), **few).build()
 
     return build
 
@@ -226,6 +227,17 @@ def test_held_out_split_depends_only_on_prompts_and_seed(build):
     assert chosen == held_out(build(sums(40)[::-1], held_out_share=0.25))
     assert chosen != held_out(build(sums(40), held_out_share=0.25, held_out_seed=1))
     assert not set(chosen) & set(texts(build(sums(40), held_out_share=0.25), 30))
+
+
+@pytest.mark.parametrize(("rows", "held_out"), [(3, 1), (60, 15), (200, 16), (1000, 50)])
+def test_few_rows_hold_out_enough_for_a_curve_and_name_what_holds_out_more(build, capsys, rows, held_out):
+    task = build(sums(rows), held_out_share="auto")
+    assert len(task.held_out_examples(held_out)) == held_out
+    assert "evaluations have" not in capsys.readouterr().out
+    task.held_out_examples(64)
+    out = capsys.readouterr().out
+    assert f"evaluations have {held_out} row" in out
+    assert f"--task.held-out-share {min(0.5, 64 / rows):.2g}, or" in out
 
 
 def test_messages_become_the_prompt_and_other_columns_reach_reward_functions(build):
