@@ -7,19 +7,20 @@ from contextlib import closing
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from torchtitan_rl import comm
+from torchtitan_rl import comm, events
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.build import build_parts, prepare
 from torchtitan_rl.data.answers import OR
 from torchtitan_rl.errors import expect
 from torchtitan_rl.observe.metrics.idle import likely_reason
+from torchtitan_rl.text import head_and_tail
 from torchtitan_rl.types import Episode, Group, flat
 
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
 
-NUM_PROMPTS, NUM_SHOWN = 16, 3
-"""Prompts that are sampled, and those of which a good and a bad answer are shown."""
+NUM_PROMPTS, NUM_SHOWN, NUM_DOUBTFUL = 16, 3, 2
+"""Prompts that are sampled, those of which a good and a bad answer are shown, and doubtful judgements that are shown."""
 
 
 def show_preview(config: "RunConfig") -> None:
@@ -36,32 +37,43 @@ def show_preview(config: "RunConfig") -> None:
         parts.weight_sync.push(policy_version=0)
         prompts = parts.prompts.next_batch(NUM_PROMPTS)
         grading, began = parts.grader.round(), time.monotonic()
-        for group in parts.generator.generate(prompts):
-            grading.begin(group)
-        groups = draft_episodes(
-            sorted(grading.scored_groups(), key=lambda group: group.prompt.prompt_idx)
-        )
+        with events.heartbeat(f"answer {len(prompts)} prompts"):
+            for group in parts.generator.generate(prompts):
+                grading.begin(group)
+            scored = sorted(grading.scored_groups(), key=lambda group: group.prompt.prompt_idx)
+        groups = draft_episodes(scored)
         seconds = time.monotonic() - began
     for group in groups[:NUM_SHOWN]:
-        print("\n".join(["", *answers(group)]))
+        ordered = sorted(group.samples, key=lambda episode: -(episode.reward or 0))
+        print("\n".join(["", *answers(group, ordered[0], ordered[-1])]))
+    print("\n".join(doubtful(groups)))
     print(
         f"\n{measures(groups)}\nsampled in {seconds:.0f} s; a step samples {config.num_prompts_per_step} prompts"
     )
-    print(verdict(groups), flush=True)
+    print("\n".join([*advice(groups, config.sampling.max_tokens), verdict(groups)]), flush=True)
 
 
-def answers(group: Group[Episode]) -> list[str]:
-    """Returns the end of the prompt, and the answers with the highest and the lowest reward, with their rewards."""
-    ordered = sorted(group.samples, key=lambda episode: -(episode.reward or 0))
+def doubtful(groups: Sequence[Group[Episode]]) -> list[str]:
+    """Returns the first answers that are judged wrong with the expected answer in their text, one of a prompt."""
+    lines: list[str] = []
+    found = [(group, [e for e in group.samples if _names_the_answer(group, e)]) for group in groups]
+    for group, episodes in [each for each in found if each[1]][:NUM_DOUBTFUL]:
+        lines += ["", "judged wrong with the expected answer in its text; would you?"]
+        lines += answers(group, episodes[0])
+    return lines
+
+
+def answers(group: Group[Episode], *episodes: Episode) -> list[str]:
+    """Returns the end of the prompt, and these of its answers with their rewards."""
     lines = [
         f"prompt: {group.prompt.text[-300:]!r}",
         f"expected answer: {group.prompt.expected_answer!r:.200}",
     ]
-    for episode in (ordered[0], ordered[-1]):
+    for episode in episodes:
         reward = "none" if episode.reward is None else f"{episode.reward:.3g}"
         ending = episode.completion.finish_reason
         lines.append(
-            f"  reward {reward}, {len(episode.completion.token_ids)} tokens, {ending}: {episode.completion.text!r:.300}"
+            f"  reward {reward}, {len(episode.completion.token_ids)} tokens, {ending}: {head_and_tail(episode.completion.text, 300)!r}"
         )
     return lines
 
@@ -83,11 +95,24 @@ def measures(groups: Sequence[Group[Episode]]) -> str:
             f"{named:.0%} judged wrong with the expected answer in their text",
             f"{read:.0%} with an answer in the form that the task reads",
         ]
-    completions = [episode.completion for episode in episodes]
-    tokens = fmean(len(completion.token_ids) for completion in completions)
-    cut = fmean(completion.finish_reason == "length" for completion in completions)
-    parts += [f"{tokens:.0f} tokens on average", f"{cut:.0%} cut off"]
+    tokens = fmean(len(episode.completion.token_ids) for episode in episodes)
+    parts += [f"{tokens:.0f} tokens on average", f"{_share_cut(groups):.0%} cut off"]
     return f"{len(episodes)} answers: {', '.join(parts)}"
+
+
+def advice(groups: Sequence[Group[Episode]], max_tokens: int) -> list[str]:
+    """Returns a line if more than a tenth of the answers are cut off at `max_tokens`."""
+    if _share_cut(groups) <= 0.1:
+        return []
+    return [
+        f"{_share_cut(groups):.0%} of the answers are cut off at sampling.max_tokens {max_tokens}: ask for shorter ones, "
+        f"or allow longer ones with --sampling.max-tokens {2 * max_tokens}"
+    ]
+
+
+def _share_cut(groups: Sequence[Group[Episode]]) -> float:
+    """The share of answers that end at sampling.max_tokens."""
+    return fmean(episode.completion.finish_reason == "length" for episode in flat(groups))
 
 
 def _names_the_answer(group: Group[Episode], episode: Episode) -> bool:

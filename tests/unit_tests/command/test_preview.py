@@ -4,7 +4,7 @@ import pytest
 
 from tests.parts.observability import group, sample
 from tests.parts.tiny import save_tiny_start
-from torchtitan_rl.command.preview import measures, verdict
+from torchtitan_rl.command.preview import advice, doubtful, measures, verdict
 from torchtitan_rl.command.registry import parse_args
 from torchtitan_rl.errors import UserError
 
@@ -26,6 +26,22 @@ def test_only_groups_with_different_rewards_have_something_to_learn_from(rewards
 def test_a_wrong_answer_that_names_the_expected_one_is_counted():
     samples = [sample(text=text, correct=text == "2") for text in ("2", "It is 2", "It is 3", "")]
     assert "25% right, 25% judged wrong with the expected answer in their text, " in measures([group(1, *samples)])
+
+
+def test_answers_that_are_judged_wrong_with_the_expected_one_are_shown_once_a_prompt():
+    wrong = [sample(text=text, correct=False) for text in ("It is 3", "It is 2", "2 it is")]
+    lines = "\n".join(doubtful([group(i, *wrong) for i in range(3)] + [group(4, wrong[0])]))
+    assert lines.count("would you?") == lines.count("'It is 2'") == 2
+    assert "It is 3" not in lines
+    assert "2 it is" not in lines
+
+
+@pytest.mark.parametrize(("cut", "said"), [(1, []), (2, ["20% of the answers are cut off at sampling.max_tokens 256"])])
+def test_a_limit_that_cuts_many_answers_is_named_with_a_larger_one(cut, said):
+    samples = [sample(finish_reason="length" if i < cut else "stop") for i in range(10)]
+    lines = advice([group(1, *samples)], 256)
+    assert [line.partition(":")[0] for line in lines] == said
+    assert all("--sampling.max-tokens 512" in line for line in lines)
 
 
 def test_a_preview_of_a_run_that_samples_nothing_names_the_dry_run(tmp_path, monkeypatch):

@@ -32,7 +32,8 @@ class IdleNotice:
             count = f"{self._steps} step{'s' * (self._steps > 1)}"
             if os.environ.get("RANK", "0") == "0":
                 logger.warning(
-                    f"no learning signal for {count}: every advantage is 0. {likely_reason(groups)}"
+                    f"no learning signal for {count}: every advantage is 0. {likely_reason(groups)} "
+                    "torchtitan-rl report RUN shows the samples."
                 )
 
     def check_rewarded(self) -> None:
@@ -62,10 +63,7 @@ def likely_reason(groups: Sequence[Group[Episode]]) -> str:
             "(prompts.system_prompt, prompts.few_shot or --task.template), or read another form (--task.answer-kind)."
         )
     if not any(episode.scored.correct for episode in samples):
-        return (
-            "No completion is correct: use easier prompts or a better initial policy, or read the samples in the run's "
-            "report."
-        )
+        return "No completion is correct: use easier prompts or a better initial policy."
     if all(episode.scored.correct for episode in samples):
         return "Every completion is correct: use harder prompts."
     return (
