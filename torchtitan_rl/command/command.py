@@ -28,7 +28,7 @@ from torchtitan_rl.command import programs
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.observe.report.__main__ import main as report
 from torchtitan_rl.run.node import check_build_tools, check_torch, environment_kind, gpu_count
-from torchtitan_rl.run.rank_output import log_library_warnings
+from torchtitan_rl.run.rank_output import OutputStream, log_library_warnings
 from torchtitan_rl.text import visible
 
 QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run", "--preview"}
@@ -50,6 +50,8 @@ READERS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, 2 for wrong input, or the training's."""
+    if arguments is None:  # the process is this command's
+        sys.stdout = OutputStream(sys.stdout)
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(__doc__.strip())
@@ -74,7 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return os.execv(sys.executable, [sys.executable, "-m", *module])
     from torchtitan_rl.run import launch
 
-    return check_in_child(rest) or launch.main(module[1:])
+    if wrong := check_in_child(rest):
+        return wrong
+    processes = int(os.environ["WORLD_SIZE"])  # of all nodes
+    started = "1 process" if processes == 1 else f"{processes} processes"
+    print(f"start {started} ...", flush=True)  # their first line takes seconds
+    return launch.main(module[1:])
 
 
 def check_in_child(arguments: Sequence[str]) -> int:
@@ -131,8 +138,6 @@ def training(arguments: Sequence[str]) -> list[str]:
     for name, value in (("LOG_RANK", "0"), ("PYTHONUNBUFFERED", "1")):
         environment.setdefault(name, value)
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    started = "1 process" if processes == 1 else f"{processes} processes"
-    print(f"start {started} ...", flush=True)  # their first line takes seconds
     run = [f"--nproc_per_node={processes}", "-m", "torchtitan_rl.command.train", *arguments]
     return [LAUNCHER, *rendezvous, *run]
 
