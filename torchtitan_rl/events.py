@@ -5,6 +5,7 @@ listeners metrics are dropped and phases are silent; `progress` always prints.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -36,6 +37,8 @@ _only_of_process: list[Listener] = []
 _only_of_task: ContextVar[Listener | None] = ContextVar("only_of_task", default=None)
 running: list[str] = []
 """The names of the open contexts, outermost first."""
+began: list[float] = []
+"""When each of them began, by `time.perf_counter`."""
 counts: list[str] = []
 """How far the open loops of `counted` are, innermost last. Example: "37 of 256"."""
 PHASE = "torchtitan_rl_phase"
@@ -134,6 +137,7 @@ def counted(items: Iterable[T], total: int) -> Iterator[T]:
 @contextmanager
 def _inside(kind: Kind, name: str) -> Iterator[None]:
     running.append(name)
+    began.append(time.perf_counter())
     _moved()
     try:
         with ExitStack() as open_contexts:
@@ -145,6 +149,7 @@ def _inside(kind: Kind, name: str) -> Iterator[None]:
         raise
     finally:
         running.pop()
+        began.pop()
         _moved()
 
 

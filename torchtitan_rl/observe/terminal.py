@@ -14,6 +14,17 @@ HEARTBEAT_SECONDS, LONGEST_SILENCE_SECONDS = 8.0, 120.0
 HEARTBEAT_THREAD = "heartbeat"
 """Name of the threads that print heartbeats."""
 
+PARTS = {
+    "generate": "sampling",
+    "generate/environments": "waiting for tools and environments",
+    "grade": "computing rewards",
+    "gather": "gathering all ranks' completions",
+    "train": "training",
+    "sync": "copying the weights to the engine",
+    "checkpoint/save": "saving the checkpoint",
+}
+"""The words of heartbeats for parts of a step; others have their own name."""
+
 
 class Terminal(Listener):
     """Prints phases and heartbeats."""
@@ -29,13 +40,13 @@ class Terminal(Listener):
         return {"phase": _phase, "heartbeat": self._heartbeat}.get(kind, nullcontext)(name)
 
     def _heartbeat(self, name: str) -> AbstractContextManager[None]:
-        """Example: "step 3: gather ... 8 s (rank 1 in step 3: grade for 6 s; rank 0 waits in step 3: gather)"."""
+        """Example: "step 3: sampling, 12 of 128 completions ... 8 s (rank 1 in step 3: generate for 6 s; ...)". The seconds are the part's."""
 
         def describe(seconds: float) -> str:
-            behind, part = (
-                self._slowest(),
-                events.running[-1] if len(events.running) > 1 else "working",
-            )
+            behind, part = self._slowest(), "working"
+            if len(events.running) > 1:
+                part, seconds = events.running[-1], time.perf_counter() - events.began[-1]
+                part = PARTS.get(part.removeprefix("evaluation/"), part)
             if events.counts:
                 part += f", {events.counts[-1]} completions"
             return f"{name}: {part} ... {seconds:.0f} s{f' ({behind})' if behind else ''}"

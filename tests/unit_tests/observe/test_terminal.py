@@ -2,7 +2,9 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
+from torchtitan_rl import events
 from torchtitan_rl.events import counted, heartbeat, timed
 from torchtitan_rl.observe import phase, progress, terminal
 
@@ -28,18 +30,20 @@ def test_long_phase_prints_heartbeats_at_growing_intervals(capsys, monkeypatch):
     assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_heartbeat_says_how_many_of_the_completions_are_done(monkeypatch):
+def test_a_heartbeat_says_how_many_completions_are_done_and_the_time_of_its_part(monkeypatch):
     monkeypatch.setattr(terminal, "HEARTBEAT_SECONDS", 0.05)
     said = []
     monkeypatch.setattr(terminal, "progress", said.append)
     completions = counted(range(3), total=3)
-    with heartbeat("evaluation"), timed("generate"):
+    moments = iter([0.0, 100.0])  # the evaluation's begin and its part's
+    monkeypatch.setattr(events, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() - 500 + next(moments)))
+    with heartbeat("evaluation"), timed("evaluation/generate"):
         next(completions)
         give_up = time.monotonic() + 30  # on a busy machine
         while not said and time.monotonic() < give_up:
             time.sleep(0.01)
     completions.close()
-    assert said[0].startswith("evaluation: generate, 1 of 3 completions ... ")
+    assert said[0] == "evaluation: sampling, 1 of 3 completions ... 400 s"
 
 
 def test_only_rank_0_prints(capsys, monkeypatch):
