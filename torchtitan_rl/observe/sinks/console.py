@@ -46,12 +46,14 @@ def six_wide(value: float) -> str:
 STEP_LINE = (
     Column("reward", "reward/mean", six_wide, 6, "bold green"),
     Column("accuracy", "train/accuracy", percent, 6, "bold cyan"),
+    Column("cut off", "completions/clipped_fraction", "{:.0%}".format, 4),
     Column("loss", "loss/total", "{:.4f}".format, 7),
     Column("entropy", "policy/entropy", "{:.3f}".format, 5),
     Column("grad", "optimizer/grad_norm", six_wide, 6),
     Column("tok/s", "perf/step_tokens_per_s", "{:,.0f}".format, 7),
 )
-"""In 80 characters, the first two or three that a run has fit; in 120, all but tok/s."""
+"""In 80 characters, the first two or three that a run has fit; in 120, all but tok/s. "cut off", completions that did not end by
+themselves, mostly at the length limit, is there from the first step on that has any."""
 PANEL_METRICS = (
     "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
     "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
@@ -82,7 +84,7 @@ class ConsoleSink(Sink):
         self._console = plain_console()
         self._first: tuple[int, float] | None = None
         self._recorded: set[str] = set()
-        """The labels of the columns that had a value in any step."""
+        """The labels of the columns that are shown: those that had a value in any step."""
 
     def write(self, record: StepRecord) -> None:
         """Prints the step's line, an evaluation's lines, and every `console_every` steps metrics and samples."""
@@ -131,7 +133,7 @@ class ConsoleSink(Sink):
         }
         if not values and "time/evaluate" in record.values:
             return line.append(f"  evaluated in {record.values['time/evaluate']:.1f} s")
-        self._recorded |= {*values}
+        self._recorded |= {label for label in values if values[label] or label != "cut off"}
         room = self._console.width - len(line) - len(end)
         for column in [each for each in STEP_LINE if each.label in self._recorded]:
             room -= len(f"  {column.label} ") + column.width

@@ -49,11 +49,11 @@ def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(rec
 
 LINE = {
     "reward/mean": -12.345, "train/accuracy": 1.0, "loss/total": -0.0264, "policy/entropy": 0.023, "time/step": 1234.5,
-    "optimizer/grad_norm": 0.316, "perf/step_tokens_per_s": 123456.0,
+    "completions/clipped_fraction": 0.125, "optimizer/grad_norm": 0.316, "perf/step_tokens_per_s": 123456.0,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("columns", "last_label"), [(80, "accuracy"), (120, "grad"), (160, "tok/s")])
+@pytest.mark.parametrize(("columns", "last_label"), [(80, "accuracy"), (120, "entropy"), (160, "tok/s")])
 @pytest.mark.parametrize("steps", [50, 2000])
 def test_a_step_line_fits_its_terminal(recorder, monkeypatch, columns, last_label, steps):
     stream = Terminal()
@@ -99,6 +99,17 @@ def test_a_step_line_has_the_numbers_that_a_run_has_and_a_known_0_is_shown(recor
     assert demonstrated.splitlines()[0].split()[2:6] == ["loss", "2.0000", "1.0", "s"]
     evaluated = printed(recorder, monkeypatch, {"time/evaluate": 1.0, "evaluation/accuracy": 0.0})
     assert evaluated.splitlines()[0].endswith("evaluated in 1.0 s")
+
+
+def test_a_step_line_has_the_share_of_cut_completions_once_there_are_any(recorder, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    run = recorder(sinks=["console"], console_every=0)
+    for step, share in enumerate((0.0, 0.125, 0.0), start=1):
+        record_metric("train/accuracy", 1.0)
+        record_metric("completions/clipped_fraction", share)
+        run.flush(step)
+    run.close()
+    assert [re.findall(r"cut off +(\d+%)", line) for line in stream.getvalue().splitlines()] == [[], ["12%"], ["0%"]]
 
 
 def test_the_panel_has_a_user_s_own_metrics_and_those_asked_for(recorder, monkeypatch):
