@@ -30,7 +30,7 @@ def test_a_wrong_answer_that_names_the_expected_one_is_counted():
 
 def test_answers_that_are_judged_wrong_with_the_expected_one_are_shown_once_a_prompt():
     wrong = [sample(text=text, correct=False) for text in ("It is 3", "It is 2", "2 it is")]
-    lines = "\n".join(doubtful([group(i, *wrong) for i in range(3)] + [group(4, wrong[0])]))
+    lines = "\n".join(doubtful([group(1, wrong[0]), *(group(1, *wrong) for _ in range(3))]))
     assert lines.count("would you?") == lines.count("'It is 2'") == 2
     assert "It is 3" not in lines
     assert "2 it is" not in lines
