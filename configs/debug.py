@@ -37,12 +37,7 @@ def debug() -> RunConfig:
             # In float32 they agree to 1e-5 on almost all tokens; the maximum over 6,400 completions was 1.4e-4.
             logprob_gate=LogprobGateConfig(max_diff=1e-3),
         ),
-        evaluation=Evaluation.Config(
-            every=10,
-            num_prompts=256,
-            sampling=SamplingConfig(n=1, max_tokens=32, temperature=0),
-            sampled=SamplingConfig(n=0, max_tokens=32),
-        ),
+        evaluation=Evaluation.Config(every=10, num_prompts=256),
         metrics=Recorder.Config(console_every=20),
     )
     config.checkpoint.interval = 20

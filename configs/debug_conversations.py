@@ -50,7 +50,6 @@ def _debug_talk(max_turns: int) -> RunConfig:
     config = debug()
     config.prompts.max_prompt_tokens = 64
     config.sampling.max_tokens = 96
-    config.evaluation.sampling.max_tokens = 96
     config.evaluation.num_prompts = 64
     config.generator.max_model_len = 256
     config.conversations.max_turns = max_turns

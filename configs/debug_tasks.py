@@ -16,8 +16,7 @@ def _debug_on(task: Task.Config, *, max_prompt_tokens: int, max_tokens: int) -> 
     config = debug()
     config.task = task
     config.prompts.max_prompt_tokens = max_prompt_tokens
-    for sampling in (config.sampling, config.evaluation.sampling, config.evaluation.sampled):
-        sampling.max_tokens = max_tokens
+    config.sampling.max_tokens = max_tokens
     return config
 
 

@@ -33,8 +33,7 @@ def _sized(flavor: str, *, generator_tp: int) -> RunConfig:
 def _large(flavor: str, *, generator_tp: int) -> RunConfig:
     config = _sized(flavor, generator_tp=generator_tp)
     config.num_prompts_per_step = 64
-    for sampling in (config.sampling, config.evaluation.sampling, config.evaluation.sampled):
-        sampling.max_tokens = 1024
+    config.sampling.max_tokens = 1024
     return config
 
 

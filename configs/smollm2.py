@@ -46,8 +46,7 @@ def smollm2() -> RunConfig:
     config.trainer.optimizer.lr = 1e-5
     config.trainer.lr_scheduler.decay_ratio = 0.0
     config.trainer.logprob_gate.max_diff = None
-    for sampling in (config.sampling, config.evaluation.sampling, config.evaluation.sampled):
-        sampling.max_tokens = 48
+    config.sampling.max_tokens = 48
     config.evaluation.num_prompts = 128
     config.checkpoint.interval = 10
     return config

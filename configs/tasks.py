@@ -44,12 +44,7 @@ def _on(task: Task.Config, *, max_prompt_tokens: int = 512, max_tokens: int = 10
             mixed_precision_param="auto",
             activation_checkpoint="auto",
         ),
-        evaluation=Evaluation.Config(
-            every=20,
-            num_prompts=256,
-            sampling=SamplingConfig(n=1, max_tokens=max_tokens, temperature=0),
-            sampled=SamplingConfig(n=0, max_tokens=max_tokens),
-        ),
+        evaluation=Evaluation.Config(every=20, num_prompts=256),
     )
     if device.ON_CPU:
         _fit_two_cores(config)
@@ -58,8 +53,7 @@ def _on(task: Task.Config, *, max_prompt_tokens: int = 512, max_tokens: int = 10
 
 def _fit_two_cores(config: RunConfig) -> None:
     """Set the sizes for a small model on a machine without a GPU: 8 prompts x 8 completions of at most 256 tokens."""
-    for sampling in (config.sampling, config.evaluation.sampling, config.evaluation.sampled):
-        sampling.max_tokens = 256
+    config.sampling.max_tokens = 256
     config.num_steps = 50
     config.num_prompts_per_step = 8
     config.evaluation.num_prompts = 64

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 560
 RANDOM = ROOT / "outputs/random"
 SMALL = [
-    "--num-prompts-per-step", "4", "--sampling.max-tokens", "16", "--evaluation.sampling.max-tokens", "16",
+    "--num-prompts-per-step", "4", "--sampling.max-tokens", "16",
     "--prompts.max-prompt-tokens", "256", "--generator.max-model-len", "300",
     "--generator.dtype", "float32", "--trainer.mixed-precision-param", "float32",
 ]  # fmt: skip

@@ -53,7 +53,7 @@ BFLOAT16 = [
 ]  # fmt: skip
 ANY_FOLDER = [
     "--config", "sums", "--hf-assets-path", "{data}/start", *SHORT, "--num-steps", "2", "--num-prompts-per-step", "8",
-    "--sampling.n", "4", "--sampling.max-tokens", "24", "--evaluation.sampling.max-tokens", "24",
+    "--sampling.n", "4", "--sampling.max-tokens", "24",
     "--generator.max-model-len", "512", "--generator.dtype", "float32",
     "--trainer.mixed-precision-param", "float32", "--trainer.logprob-gate.max-diff", "1e-3", "--weight-sync.max-diff", "1e-4",
     "--grader.rewards", "torchtitan_rl.rewards:script(name='latin')",

@@ -115,6 +115,7 @@ def resolve(config: "RunConfig", *, world_size: int) -> Resolved:
     config.prompts.date = prompts_date(config)
     algorithm = validate(config, world_size=world_size)
     config.generator.max_model_len = longest_sequence(config)
+    config.evaluation = config.evaluation.like(config.sampling)
     task = build_task(config.task)
     config.task = getattr(task, "config", config.task)  # with what its data decides
     teaches = bool(config.teacher or config.teacher_hint)

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from torchtitan.config import Configurable
 
@@ -11,6 +11,14 @@ from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import EvaluationPass
+
+
+@dataclass(kw_only=True, slots=True)
+class EvaluationSampling(SamplingConfig):
+    """How an evaluation samples."""
+
+    max_tokens: int | Literal["auto"] = number("auto", least=1)
+    """Maximum length of a completion, in tokens. "auto": sampling.max_tokens, as in training."""
 
 
 class Evaluation(Configurable):
@@ -27,12 +35,12 @@ class Evaluation(Configurable):
         """The number of held-out prompts, always the task's first ones."""
 
         sampling: SamplingConfig = field(
-            default_factory=lambda: SamplingConfig(n=1, temperature=0.0)
+            default_factory=lambda: EvaluationSampling(n=1, temperature=0.0)
         )
         """Sampling of the first pass; greedy by default. With n 0 nothing is sampled: demonstrations then have their
         held-out loss alone."""
 
-        sampled: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=0))
+        sampled: SamplingConfig = field(default_factory=lambda: EvaluationSampling(n=0))
         """Sampling of a second pass, with temperature and n > 1, for mean@n and pass@k. Its metrics are
         evaluation/sampled/... With n 0 there is no second pass."""
 
@@ -43,6 +51,15 @@ class Evaluation(Configurable):
 
         stop_after: int = number(0, least=0, remedy="0 never stops.")
         """End the run after this many evaluations in a row without a new best value of `best_by`; 0: never."""
+
+        def like(self, training: SamplingConfig) -> "Evaluation.Config":
+            """Returns this config with training's max_tokens where a pass has "auto"."""
+            passes = {name: getattr(self, name) for name in ("sampling", "sampled")}
+            longest = {"max_tokens": training.max_tokens}
+            left_open = {
+                n: replace(p, **longest) for n, p in passes.items() if p.max_tokens == "auto"
+            }
+            return replace(self, **left_open)
 
     def __init__(self, config: Config) -> None:
         self.config = config

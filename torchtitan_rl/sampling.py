@@ -11,8 +11,7 @@ class SamplingConfig:
     """Completions per prompt; they share its prefix cache. 0, in an evaluation: it samples nothing."""
 
     max_tokens: int = number(512, least=1)
-    """Maximum length of a completion, in tokens. A longer one is cut and has finish_reason "length".
-    Training and evaluations each have their own: sampling.max_tokens and evaluation.sampling.max_tokens."""
+    """Maximum length of a completion, in tokens. A longer one is cut and has finish_reason "length"."""
 
     temperature: float = number(1.0, least=0, most=2)
     """Softmax temperature; 0 is greedy, and otherwise at least 0.01, which is vLLM's least. The trainer computes its

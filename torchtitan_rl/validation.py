@@ -160,8 +160,9 @@ def _check_layout(config: "RunConfig", world_size: int) -> None:
 def _samplings(config: "RunConfig") -> dict[str, SamplingConfig]:
     """All sampling configs that the run uses, by field."""
     samplings = {"sampling": config.sampling, **config.task.samplings()}
+    evaluation = config.evaluation.like(config.sampling)
     for name in ("sampling", "sampled"):
-        sampling = getattr(config.evaluation, name)
+        sampling = getattr(evaluation, name)
         if sampling.n:
             samplings[f"evaluation.{name}"] = sampling
     return samplings

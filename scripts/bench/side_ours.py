@@ -40,8 +40,6 @@ def config_of(job: dict) -> RunConfig:
     config.algorithm = Algorithm.Config()
     config.grader.rewards = [str(Path(__file__).with_name("made_up_reward.py")) + ":made_up"]
     config.evaluation.every = 0
-    for sampling in (config.evaluation.sampling, config.evaluation.sampled):
-        sampling.max_tokens = job["new_tokens"]  # or fewer than its 32 would not fit into the engine
     config.checkpoint.enable = False
     config.metrics.console_every = 0
     return config

@@ -15,7 +15,7 @@ from torchtitan_rl.data.tasks import completion_text
 EXAMPLES = "12 + 25 = 37\n41 + 33 = 74\n58 + 16 = 74\n"
 REAL = [
     "--config", "rows", "--hf-assets-path", "pypi:gemma3-270m", "--task.answer-kind", "number", "--prompts.no-apply-chat-template",
-    "--sampling.stop", "\n", "--sampling.max-tokens", "12", "--evaluation.sampling.max-tokens", "12", "--evaluation.every", "0",
+    "--sampling.stop", "\n", "--sampling.max-tokens", "12", "--evaluation.every", "0",
     "--num-prompts-per-step", "4", "--sampling.n", "4", "--generator.max-model-len", "640", "--trainer.optimizer.lr", "1e-6",
     "--trainer.lr-scheduler.warmup-steps", "0", "--metrics.sinks", "jsonl", "--metrics.no-report",
     "--grader.rewards", f"{__file__}:nearness",

@@ -16,6 +16,11 @@ def test_sampled_evaluation_has_its_own_metric_names():
     assert (sampled.prefix, sampled.split, sampling.n) == ("evaluation/sampled", "eval_sampled", 4)
 
 
+def test_evaluations_sample_as_many_tokens_as_training_unless_they_set_their_own():
+    config = Evaluation.Config(sampled=SamplingConfig(n=4, max_tokens=7)).like(SamplingConfig(max_tokens=48))
+    assert (config.sampling.max_tokens, config.sampling.n, config.sampled.max_tokens) == (48, 1, 7)
+
+
 def concluded(evaluation, *accuracies):
     """Which of these results were the best so far."""
     best = []

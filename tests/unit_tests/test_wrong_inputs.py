@@ -51,7 +51,8 @@ OPTIONS = [
     ),
     (
         "--sampling.max-tokens 300 --generator.max-model-len 64",
-        "generator.max_model_len 64. To keep that, use --sampling.max-tokens 32; otherwise --generator.max-model-len auto",
+        "generator.max_model_len 64. To keep that, use --sampling.max-tokens 32 "
+        "--evaluation.sampling.max-tokens 32; otherwise --generator.max-model-len auto",
     ),
     (
         "--evaluation.sampling.max-tokens 64 --generator.max-model-len 16",

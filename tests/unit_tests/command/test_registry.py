@@ -15,8 +15,7 @@ def test_a_task_is_sized_for_the_machine(name, monkeypatch):
     for on_cpu in (True, False):
         monkeypatch.setattr(device, "ON_CPU", on_cpu)
         config = load_config(name)
-        longest = {one.max_tokens for one in (config.sampling, config.evaluation.sampling, config.evaluation.sampled)}
-        lengths = (max(longest), longest_sequence(config) - config.prompts.max_prompt_tokens)
+        lengths = (config.sampling.max_tokens, longest_sequence(config) - config.prompts.max_prompt_tokens)
         sizes.append((config.num_prompts_per_step, *lengths))
     assert sizes[0] == (8, 256, 256)
     assert all(small < large for small, large in zip(*sizes, strict=True))
