@@ -42,12 +42,15 @@ def show_help(command: str, description: str, config: "RunConfig", *, every_fiel
         config: its values are shown.
         every_field: whether all fields are shown, and not those of MOST_CHANGED alone.
     """
+    from torchtitan_rl import device  # it imports torch
+
     about = " ".join(description.partition("\n\n")[0].split())
     if every_field:
         options = {"prog": command, "description": about, "config": TYRO}
         tyro.cli(type(config), default=config, args=["--help"], **options)
     print(f"usage: {command} [--FIELD VALUE ...]", *textwrap.wrap(about, 80), sep="\n", end="\n\n")
-    print("Fields that most people change, with this config's values:")
+    here = "where there is no GPU" if device.ON_CPU else "on a GPU"
+    print(f"Fields most people change, with this config's values {here}:")
     for path, meaning in MOST_CHANGED.items():
         try:
             value = attrgetter(path)(config)
