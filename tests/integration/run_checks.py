@@ -184,7 +184,7 @@ def parity_holds(folder: Path) -> None:
 def _exported(folder: Path, *options: str) -> Path:
     """The run's policy, exported into its folder."""
     to = folder / "exported"
-    command = ["-m", "torchtitan_rl.command.command", "export", "--run", str(folder), "--output", str(to), *options]
+    command = ["-m", "torchtitan_rl.command.command", "export", str(folder), "--output", str(to), *options]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
     return to
 

@@ -60,7 +60,7 @@ def test_a_gpu_that_does_not_answer_is_refused_with_the_drivers_version_that_is_
         node.check_environment()
 
 
-@pytest.mark.parametrize("arguments", [["train"], ["train", "--dry-run"], ["export", "--run", "a", "--output", "b"]])
+@pytest.mark.parametrize("arguments", [["train"], ["train", "--dry-run"], ["export", "a", "--output", "b"]])
 def test_a_torch_without_its_libraries_names_the_line_that_installs_the_right_one(tmp_path, arguments):
     broken = tmp_path / "torch"
     broken.mkdir()

@@ -6,7 +6,7 @@
                                       and --dump-folder RUN
   report RUN                          writes a run's report.html
   chat RUN                            you type, the run's model answers
-  export --run RUN --output FOLDER    writes a folder for transformers and vLLM
+  export RUN --output FOLDER          writes a folder for transformers and vLLM
   models                              which models a run can start from
 
 A config may be your own: --config path/to/file.py:function.

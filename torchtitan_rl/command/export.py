@@ -73,7 +73,7 @@ def start_of(run: Path) -> Path:
     expected, remedy = "a run's folder, and no model's", f"{config.resolve()} is not there."
     if config.is_file():
         remedy = "A model's folder needs no export."
-    expect(is_run, "--run", str(run), expected, remedy)
+    expect(is_run, "RUN", str(run), expected, remedy)
     stored = json.loads(config.read_text())
     # An early run's path starts from the checkout or, with an installed package, from where it was called.
     roots = (CHECKOUT, stored.get("folder_of_command", ""), "")

@@ -19,7 +19,7 @@ from torchtitan_rl.run.packaged_model import ABOUT
 
 EXPORT = """Write a run's checkpoint as a Hugging Face folder for transformers and vLLM. Needs no GPU, and memory for one file.
 
-torchtitan-rl export --run outputs/debug-20261120-130000 --output exported/ [--step 100]
+torchtitan-rl export outputs/debug-20261120-130000 --output exported/ [--step 100]
 
 A run with LoRA gives an adapter folder in float32, for peft and vLLM; with --merged, the base with the adapter in it.
 """
@@ -47,7 +47,7 @@ torchtitan-rl preview --config rows --hf-assets-path NAME --task.path data.jsonl
 def export(arguments: Sequence[str]) -> None:
     """Raises UserError as `export.export`."""
     parser = _parser("export", EXPORT)
-    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     parser.add_argument("--step", type=int, help="the checkpoint's step; default: the last")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])

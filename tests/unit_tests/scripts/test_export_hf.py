@@ -18,12 +18,12 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(tmp_path):
         with pytest.raises(UserError, match=message):
             script.export(run, output, step, "float32")
 
-    export_says("--run = .*expected a run's folder, and no model's")
+    export_says("RUN = .*expected a run's folder, and no model's")
     described = {"config": "debug", "hf_assets_path": str(start)}
     run.mkdir()
     (run / "config.json").write_text(json.dumps(described))
     (run / "tokenizer.json").write_text("{}")
-    export_says("--run = .*expected a run's folder, and no model's")
+    export_says("RUN = .*expected a run's folder, and no model's")
     (run / "tokenizer.json").unlink()
     export_says("hf_assets_path = .*/start': expected the folder that the run started from")
     start.mkdir()
@@ -64,7 +64,7 @@ def test_the_lines_to_chat_and_serve_name_what_can_be_loaded(tmp_path):
 
 
 def test_an_option_that_is_given_twice_is_said(tmp_path, capsys):
-    command(["export", "--run", str(tmp_path), "--output", str(tmp_path), "--step", "20", "--step=100"])
+    command(["export", str(tmp_path), "--output", str(tmp_path), "--step", "20", "--step=100"])
     assert "--step is given 2 times: the last one counts\n" in capsys.readouterr().err
 
 

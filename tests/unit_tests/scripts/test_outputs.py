@@ -42,7 +42,7 @@ def test_another_file_or_folder_is_refused_by_name_and_stays_as_it_is(run, tmp_p
         output.mkdir()
         theirs = output / "model.safetensors"
     theirs.write_text("theirs")
-    source = {"export": ["--run", run], "make_arrivals": [], "make_random_checkpoint": []}.get(name, [run])
+    source = {"make_arrivals": [], "make_random_checkpoint": []}.get(name, [run])
     try:
         code = run_script(name, *source, "--output", output, monkeypatch=monkeypatch)
     except SystemExit as ended:
