@@ -36,6 +36,7 @@ from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.hf_decoder import longest_window
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.multimodal import engine_folder
+from torchtitan_rl.observe.evaluation_results import results_folder
 from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.observe.observer import RunObserver
 from torchtitan_rl.rewards.find_scorers import find_scorers
@@ -474,7 +475,7 @@ def _build_observer(config: "RunConfig", parts: Parts, run_folder: Path) -> RunO
         algorithm=parts.algorithm,
         prompts=parts.prompts,
         token_flops=TokenFlops.of(config.model_spec.model, parts.trainer.model),
-        run_folder=run_folder,
+        results_folder=results_folder(run_folder, alone=config.eval_only),
     )
 
 

@@ -226,4 +226,4 @@ def evaluation_is_reproduced(folder: Path) -> None:
     ]
     done = subprocess.run([sys.executable, *launch, *options, *fork], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert (folder / "alone" / "evaluation" / last.name).read_text() == last.read_text()
+    assert (folder / "alone" / "evaluation" / "alone" / last.name).read_text() == last.read_text()

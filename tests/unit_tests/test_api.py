@@ -51,11 +51,12 @@ def test_run_resumes_in_the_same_process_after_one_that_failed(talker, tmp_path,
     assert run.curve("reward/length/mean")[0] == [1, 2]
     assert {sample["response"] for sample in run.samples if sample["step"] == 2}
     assert signal.getsignal(signal.SIGINT) is handler
-    record = {
-        name: (run.folder / name).read_bytes() for name in ("config.json", "end.json", "report.html", "metrics.jsonl")
-    }
+    (run.folder / "evaluation").mkdir()
+    (run.folder / "evaluation" / "step-2.json").write_text("the run's own")
+    kept = ("config.json", "end.json", "report.html", "metrics.jsonl", "evaluation/step-2.json")
+    record = {name: (run.folder / name).read_bytes() for name in kept}
     torchtitan_rl.train(talker, ROWS, [length_of(1)], eval_only=True, num_steps=9, dump_folder="run", **SMALL)
-    assert (run.folder / "evaluation" / "step-2.json").exists()
+    assert (run.folder / "evaluation" / "alone" / "step-2.json").exists()
     assert {name: (run.folder / name).read_bytes() for name in record} == record
     with pytest.raises(UserError, match="task.path .* belongs to other data"):
         torchtitan_rl.train(talker, ROWS[1:], [length_of(100)], num_steps=2, dump_folder="run", **SMALL)

@@ -72,9 +72,9 @@ def test_results_are_printed_overall_and_by_task_with_wrong_answers(one_rank, tm
     assert metrics["evaluation/accuracy_low"] < 2 / 3 < metrics["evaluation/accuracy_high"]
     [failure] = failures_of(groups)
     assert (failure["answer"], failure["expected_answer"], failure["completion"]) == ("45", "46", "45")
-    write_results(tmp_path, 40, results)
+    write_results(tmp_path / "evaluation", 40, results)
     assert json.loads((tmp_path / "evaluation" / "step-40.json").read_text()) == results
-    print_results(tmp_path, 40)
+    print_results(tmp_path / "evaluation", 40)
     printed = capsys.readouterr().out
     assert "accuracy=66.7% (" in printed
     assert "expected_answer=46" in printed

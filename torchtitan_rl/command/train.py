@@ -171,7 +171,7 @@ def train_run(
 
 def _carry_out(controller: "Controller", run_folder: Path) -> int:
     """Train or evaluate. Returns the number of the signal that stopped training, or 0."""
-    from torchtitan_rl.observe.evaluation_results import print_results
+    from torchtitan_rl.observe.evaluation_results import print_results, results_folder
 
     try:
         if not controller.config.eval_only:
@@ -180,7 +180,7 @@ def _carry_out(controller: "Controller", run_folder: Path) -> int:
                 controller.observer.check_rewarded()
             return stopped
         controller.evaluate_only()
-        print_results(run_folder, controller.state.step)
+        print_results(results_folder(run_folder, alone=True), controller.state.step)
         return 0
     except BaseException:
         controller.observer.close()  # the metrics recorded so far help to find the cause

@@ -36,12 +36,17 @@ def failures_of(groups: Sequence[Group[Episode]]) -> list[dict[str, Any]]:
     return failures[:NUM_FAILURES]
 
 
-def write_results(run_folder: Path, step: int, results: Mapping[str, Any]) -> None:
-    """Writes evaluation/step-N.json of the run's folder, all of it or nothing. Equal results give equal files.
+def results_folder(run_folder: Path, *, alone: bool) -> Path:
+    """The folder of a run's results. Those of an evaluation alone (`eval_only`) replace none of the run's own."""
+    return run_folder / "evaluation" / ("alone" if alone else "")
+
+
+def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> None:
+    """Writes step-N.json in the folder, all of it or nothing. Equal results give equal files.
 
     A full disk does not end the run: the metrics are also in the step's record.
     """
-    file = results_file(run_folder, step)
+    file = folder / f"step-{step}.json"
     unfinished = file.with_suffix(".writing")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -54,16 +59,10 @@ def write_results(run_folder: Path, step: int, results: Mapping[str, Any]) -> No
                 file,
             ):  # an earlier evaluation's file would pass for this one's
                 rest.unlink(missing_ok=True)
-        logger.warning(
-            f"evaluation/{file.name} is not written: {error}; the run continues without it"
-        )
+        logger.warning(f"{file} is not written: {error}; the run continues without it")
 
 
-def results_file(run_folder: Path, step: int) -> Path:
-    return run_folder / "evaluation" / f"step-{step}.json"
-
-
-def print_results(run_folder: Path, step: int) -> None:
+def print_results(folder: Path, step: int) -> None:
     """Prints, on rank 0, what `write_results` wrote: the measures, with 95 % intervals, and up to five wrong answers.
 
     Raises:
@@ -78,7 +77,7 @@ def print_results(run_folder: Path, step: int) -> None:
 
     if not comm.is_rank_0():
         return
-    file = results_file(run_folder, step)
+    file = folder / f"step-{step}.json"
     if not file.exists():
         raise TrainingStopped(
             f"the evaluation's results could not be written to {file}. Make room and start it again."

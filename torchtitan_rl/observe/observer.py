@@ -69,13 +69,13 @@ class RunObserver:
         algorithm: "Algorithm",
         prompts: "PromptStream",
         token_flops: TokenFlops,
-        run_folder: Path,
+        results_folder: Path,
     ) -> None:
         self.recorder = recorder
         self._algorithm = algorithm
         self._prompts = prompts
         self._token_flops = token_flops
-        self._run_folder = run_folder
+        self._results_folder = results_folder
         self._idle_notice = IdleNotice()
         self._unfinished = UnfinishedStep()
 
@@ -154,7 +154,7 @@ class RunObserver:
         state: "RunState",
         measured: Mapping[str, float],
     ) -> dict[str, float]:
-        """See Observer. Rank 0 writes the results to evaluation/step-N.json in the run's folder."""
+        """See Observer. Rank 0 writes the results to step-N.json in the results' folder."""
         metrics: dict[str, float] = {}
         failures: dict[str, list[dict[str, Any]]] = {}
         for evaluation_pass, groups in passes.items():
@@ -165,7 +165,7 @@ class RunObserver:
         metrics |= measured
         if comm.is_rank_0():
             results = {"metrics": metrics, "failures": failures}
-            write_results(self._run_folder, state.step, results)
+            write_results(self._results_folder, state.step, results)
         return metrics
 
     def flush(self, step: int) -> None:

@@ -63,13 +63,13 @@ def test_a_disk_that_is_full_at_the_end_loses_the_waiting_steps_in_one_line(reco
 
 def test_evaluation_without_disk_space_is_a_warning_and_leaves_no_file(tmp_path, caplog):
     results = {"metrics": {"evaluation/accuracy": 0.5}, "failures": {}}
-    write_results(tmp_path, 4, results)
+    write_results(tmp_path / "evaluation", 4, results)
     with no_space_over(10):
-        write_results(tmp_path, 4, results)
+        write_results(tmp_path / "evaluation", 4, results)
     assert "evaluation/step-4.json is not written: [Errno 27] File too large; the run continues" in caplog.text
     (tmp_path / "evaluation").rmdir()
     (tmp_path / "evaluation").write_text("a file, where removing anything fails as on a stale mount")
-    write_results(tmp_path, 4, results)
+    write_results(tmp_path / "evaluation", 4, results)
     assert "evaluation/step-4.json is not written: [Errno 17]" in caplog.text
 
 

@@ -231,7 +231,7 @@ def of_all_ranks(world, monkeypatch, groups):
     for rank, recorder in enumerate(world.recorders):
         monkeypatch.setattr(module, "rank_and_size", lambda rank=rank: (rank, len(world.recorders)))
         monkeypatch.setattr(recorder.collector, "elapsed", lambda phase: SECONDS.get(phase, 0.0))
-        parts = {"algorithm": ALGORITHM, "prompts": prompts, "token_flops": FLOPS, "run_folder": Path()}
+        parts = {"algorithm": ALGORITHM, "prompts": prompts, "token_flops": FLOPS, "results_folder": Path()}
         with recorded_by(recorder.collector):
             RunObserver(recorder, **parts).step(groups, UPDATE, STATE)
             record_evaluation(groups, SimpleNamespace(prefix="evaluation", split="eval_greedy"), step=STATE.step)
