@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchtitan_rl.errors import expect
 from torchtitan_rl.observe.report.page import SIZE_MB, write_report
 
 
@@ -26,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     size = f"maximum size of the page; further samples are left out; default: {SIZE_MB:g}"
     parser.add_argument("--size", type=float, default=SIZE_MB, metavar="MB", help=size)
     options = parser.parse_args(arguments)
+    folders = [str(run.resolve()) for run in options.runs]
+    is_once = len({*folders}) == len(folders)
+    expect(is_once, "RUN", folders, "each run once", "Leave the repeated one out.")
     run, *others = options.runs
     output = options.output or (run.parent / "comparison.html" if others else run / "report.html")
     try:

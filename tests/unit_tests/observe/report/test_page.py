@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.parts.report_runs import HOSTILE, write_run
+from torchtitan_rl.errors import UserError
 from torchtitan_rl.observe.report import load_run, write_report
 from torchtitan_rl.observe.report.__main__ import main
 from torchtitan_rl.observe.report.overview import ending
@@ -35,6 +36,11 @@ def test_several_runs_are_one_page_beside_them(tmp_path, capsys):
     data = data_of(tmp_path / "a" / "comparison.html")
     assert [run["name"] for run in data["runs"]] == [*map(str, folders)]  # as both are called run
     assert len(set(column(data, "episode_id"))) == len(data["rows"]) == 2 * 16
+
+
+def test_a_run_beside_itself_is_refused(tmp_path):
+    with pytest.raises(UserError, match="expected each run once"):
+        main([str(tmp_path / "run"), f"{tmp_path}/other/../run"])
 
 
 def test_every_row_and_value_is_in_the_file(tmp_path):
