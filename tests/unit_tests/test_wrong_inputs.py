@@ -43,7 +43,7 @@ OPTIONS = [
     ("--num-steps 0", "num_steps = 0: expected at least 1 and at most 1000000000. Use 50 or more."),
     ("--dump-folder /", "dump_folder = '/': expected a folder that is new, empty or a run's own, but it has"),
     ("--dump-folder s3://bucket/run", "dump_folder = 's3://bucket/run': expected a path, no URL"),
-    (f"--dump-folder {'a' * 300}", "expected names of at most 255 bytes. Shorten it."),
+    (f"--dump-folder {'a' * 300}", f"dump_folder = '{'a' * 300}': expected names of at most 255 bytes. Shorten it."),
     ("--resume step-4", "resume = 'step-4': expected auto, never, a step such as 40, or the folder of another run"),
     (
         "--prompts.max-prompt-tokens 100000",
@@ -334,6 +334,13 @@ def test_end_token_that_is_no_id_is_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"a list of them as eos_token_id, but its generation_config.json has \[\[1\]\]"
     ):
+        folder_end_token_ids(tmp_path, load_tokenizer(str(tmp_path)))
+
+
+def test_torn_file_of_end_tokens_is_named(tmp_path):
+    save_tiny_start(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": ')
+    with pytest.raises(UserError, match="hf_assets_path = .*: generation_config.json is not JSON: JSONDecodeError"):
         folder_end_token_ids(tmp_path, load_tokenizer(str(tmp_path)))
 
 

@@ -127,7 +127,7 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
         if field == "resume" and not (path and Path(from_caller(path)).is_dir()):
             check_form(path)
         if _is_path(field, path):
-            setattr(config, field, from_caller(path))
+            setattr(config, field, from_caller(path, field))
     for teacher, path in config.more_teachers.items():
         if _is_path("teacher", path):
             config.more_teachers[teacher] = from_caller(path)

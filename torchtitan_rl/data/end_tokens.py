@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torchtitan_rl.data.chat_messages import render_chat
 from torchtitan_rl.errors import expect
+from torchtitan_rl.fields.references import correctable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,7 +67,8 @@ def folder_end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase
     named: list[int] = []
     for name in ("generation_config.json", "config.json"):
         file = Path(folder) / name
-        entries = json.loads(file.read_text()) if file.is_file() else {}
+        with correctable(f"hf_assets_path = {str(folder)!r}: {name} is not JSON:"):
+            entries = json.loads(file.read_text()) if file.is_file() else {}
         eos = entries.get("eos_token_id")
         listed = eos if isinstance(eos, list) else [eos]
         are_ids = all(token is None or isinstance(token, int) for token in listed)

@@ -201,11 +201,11 @@ def caller_folder() -> str:
     return os.environ.get(CALLER_FOLDER, os.getcwd())
 
 
-def from_caller(path: str) -> str:
+def from_caller(path: str, field: str = "path") -> str:
     """Resolves a relative path against the folder the user called from, or else against the checkout. Raises UserError if too long."""
     longest = max(map(len, os.fsencode(path).split(b"/")))
     fits = longest < 256 and len(path) < 4096
-    expect(fits, "path", path, "names of at most 255 bytes", "Shorten it.")
+    expect(fits, field, path, "names of at most 255 bytes", "Shorten it.")
     caller = caller_folder()
     path = os.path.expanduser(path)  # the shell does not expand ~ in --option=~/x
     there = Path(caller, path)
