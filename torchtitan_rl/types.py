@@ -68,6 +68,8 @@ class Prompt:
     expected_answer: str
     messages: list[dict[str, Any]] | None = None
     """The chat messages that `text` is rendered from; None for a plain-text prompt."""
+    question: str | None = None
+    """The data's prompt if it is a text, which reward functions then get. None: they get `messages`, or `text` without any."""
     tools: list[dict[str, Any]] | None = None
     """The row's own tools, as JSON schemas that `text` describes; None: those of the task."""
     columns: dict[str, Any] = field(default_factory=dict)

@@ -17,8 +17,6 @@ SMALL = {
     "generator__max_model_len": 64,
     "prompts__max_prompt_tokens": 48,
     "evaluation__every": 0,
-    "evaluation__sampling__max_tokens": 8,
-    "evaluation__sampled__max_tokens": 8,
     "metrics__console_every": 0,
     "trainer__optimizer__lr": 1e-4,
 }

@@ -17,7 +17,7 @@ from torchtitan_rl.data.demonstration import (
     plain_segments,
     tokenized,
 )
-from torchtitan_rl.data.task import Example, Task
+from torchtitan_rl.data.task import Example, Task, may_answer
 from torchtitan_rl.data.template import special_tokens
 from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.errors import UserError, expect
@@ -99,6 +99,7 @@ class PromptRenderer(Configurable):
         self._tools = {
             name: tool_schemas(member.tools()) or None for name, member in self._members.items()
         }
+        self._may_answer = {name: may_answer(member) for name, member in self._members.items()}
         self._options = template_options(config)
         self._special = special_tokens(tokenizer)
         single = tokenizer("x", return_special_tokens_mask=True)
@@ -273,6 +274,9 @@ class PromptRenderer(Configurable):
             token_ids=np.asarray(token_ids, dtype=np.int32),
             expected_answer=example.expected_answer,
             messages=messages,
+            question=example.text
+            if example.is_text and not self._may_answer[example.task]
+            else None,
             columns=example.columns,
             task=example.task,
             sampling=example.sampling,

@@ -96,6 +96,7 @@ class RowReader:
         example = Example(
             text=text,
             messages=messages,
+            is_text=bool(text),
             expected_answer=self._answer(row),
             columns={column: row.get(column) for column in self.columns if column not in used},
             tools=read_tools(tools),

@@ -51,6 +51,8 @@ class Example:
     """A number is converted to text: 46 becomes "46"."""
     messages: list[dict[str, Any]] | None = None
     """The same prompt as chat messages, used instead of `text` with a chat template; None: there are none."""
+    is_text: bool = False
+    """Whether the data has the prompt as a text: reward functions then get texts, not messages, as in TRL."""
     tools: list[dict[str, Any]] | None = None
     """JSON schemas that the chat template describes, in OpenAI's form; None: those of `Task.tools`."""
     columns: dict[str, Any] = field(default_factory=dict)
@@ -238,6 +240,11 @@ def completion_text(completion: str | list[dict[str, str]]) -> str:
         return completion
     turns = [message["content"] for message in completion if message["role"] == "assistant"]
     return "\n".join(map(completion_text, turns))
+
+
+def may_answer(task: Task) -> bool:
+    """Whether the task has tools or a method `environment` of its own, which may still return None for a prompt."""
+    return type(task).environment is not Task.environment or bool(task.tools())
 
 
 def shared_out(num: int, among: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchtitan.config import Configurable
 
 from torchtitan_rl.conversation import Conversation
-from torchtitan_rl.data.task import Task
+from torchtitan_rl.data.task import Task, may_answer
 from torchtitan_rl.data.template import ChatTemplate
 from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.data.turns import Environment
@@ -149,8 +149,3 @@ class Conversations(Configurable):
                     index, conversation, partial(self._fitted, conversation, make_grammar), template
                 )
         return pool
-
-
-def may_answer(task: Task) -> bool:
-    """Whether the task has tools or a method `environment` of its own, which may still return None for a prompt."""
-    return type(task).environment is not Task.environment or bool(task.tools())

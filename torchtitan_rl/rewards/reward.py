@@ -18,7 +18,7 @@ from torchtitan_rl.events import recorded_by
 from torchtitan_rl.rewards.reward_log import RewardLog
 from torchtitan_rl.rewards.scorer import Groups, Scorer, ScorerResult, described
 from torchtitan_rl.rewards.trainer_state import TrainerState
-from torchtitan_rl.types import LARGEST_REWARD, Completion, Group, flat
+from torchtitan_rl.types import LARGEST_REWARD, Completion, Group, Prompt, flat
 
 JUDGEMENT = "judgement"
 """Name of the task's own judgement among those of reward functions."""
@@ -160,10 +160,15 @@ def _copies(value: Any, group: Group[Completion]) -> list[Any]:
     return [copy.deepcopy(value) for _ in group.samples]
 
 
+def _asked(prompt: Prompt) -> str | list[dict[str, Any]]:
+    """Returns the prompt as reward functions get it. Its form is that of the completions."""
+    return prompt.question or prompt.messages or prompt.text
+
+
 def _completions(group: Group[Completion]) -> list[str | list[dict[str, Any]]]:
     """Returns what the policy wrote, as texts or messages. `completion_text` knows where the prompt opened its thinking."""
     opened = opened_thinking(group.prompt.text)
-    if group.prompt.messages is None:
+    if isinstance(_asked(group.prompt), str):
         return [_opened(completion.text, opened) for completion in group.samples]
     conversations = [copy.deepcopy(completion.messages) for completion in group.samples]
     for message in itertools.chain(*conversations):
@@ -179,9 +184,7 @@ def _opened(text: str, opened: str) -> str:
 
 
 _LISTS: dict[str, Callable[[Group[Completion]], list[Any]]] = {
-    "prompts": lambda g: _copies(
-        g.prompt.text if g.prompt.messages is None else g.prompt.messages, g
-    ),
+    "prompts": lambda g: _copies(_asked(g.prompt), g),
     "completions": lambda g: _completions(g),
     "completion_ids": lambda g: [c.token_ids.tolist() for c in g.samples],
     "logprobs": lambda g: [c.sampled_logprobs.tolist() for c in g.samples],

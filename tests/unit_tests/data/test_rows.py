@@ -6,7 +6,7 @@ import re
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from tests.parts.grading import build_grader
+from tests.parts.grading import build_grader, grader, rewards, score
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.tasks import Rows
@@ -238,6 +238,42 @@ def test_few_rows_hold_out_enough_for_a_curve_and_name_what_holds_out_more(build
     out = capsys.readouterr().out
     assert f"evaluations have {held_out} row" in out
     assert f"--task.held-out-share {min(0.5, 64 / rows):.2g}, or" in out
+
+
+class ConversedRows(Rows):
+    """Rows whose completions are conversations."""
+
+    def environment(self, prompt, *, seed=0):
+        return None
+
+
+CHAT = (
+    "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("as_messages", "kind", "given"),
+    [(False, Rows, str), (True, Rows, list), (False, ConversedRows, list)],
+)
+def test_reward_functions_get_texts_for_text_prompts_and_messages_for_messages_as_in_trl(
+    tmp_path, as_messages, kind, given
+):
+    rows = sums(8)
+    if as_messages:
+        rows = [{"messages": [{"role": "user", "content": row["prompt"]}], "answer": row["answer"]} for row in rows]
+    (tmp_path / "rows.jsonl").write_bytes(lines(*rows))
+    task = kind(Rows.Config(path=str(tmp_path / "rows.jsonl")))
+    tokenizer = make_small_tokenizer(["1 + 1?"] * 4, vocab_size=300, chat=True)
+    tokenizer.chat_template = CHAT
+    stream = PromptStream.Config(read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
+    [prompt] = stream.next_batch(1)
+
+    def seen(prompts, completions, **_):
+        assert prompts[0] == (prompt.messages[0]["content"] if given is str else prompt.messages)
+        return [float(type(each) is given) for each in completions]
+
+    assert rewards(score(grader(seen), "a", "b", prompt=prompt)) == [1.0, 1.0]
 
 
 def test_messages_become_the_prompt_and_other_columns_reach_reward_functions(build):
