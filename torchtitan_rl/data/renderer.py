@@ -309,7 +309,8 @@ class PromptRenderer(Configurable):
             "Leave such examples out in the task.",
         )  # fmt: skip
         if len(token_ids) > longest:
-            raise TooLong(shown, f"longer than prompts.max_prompt_tokens {longest}")
+            remedy = f"--prompts.max-prompt-tokens {2 * longest} allows longer ones"
+            raise TooLong(shown, f"longer than prompts.max_prompt_tokens {longest} ({remedy})")
         unknown = self.tokenizer.unk_token_id in token_ids  # None is no token
         # Some tokenizers add <bos> or a space before the first word, which is harmless.
         expect(

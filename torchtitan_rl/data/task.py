@@ -164,7 +164,7 @@ class Task(OwnConfig, ABC):
         counts its faulty examples as they come.
 
         Args:
-            faults: returns a reason for each example, such as "longer than prompts.max_prompt_tokens 512", or None.
+            faults: returns a reason for each example, such as "without an answer", or None.
                 One call with many examples is faster than many calls.
         """
 

@@ -462,7 +462,7 @@ def test_prompts_that_are_too_long_or_that_the_template_rejects_are_left_out_bef
     tokenizer.chat_template += "{{ messages[-1].content }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     stream = PromptStream.Config(max_prompt_tokens=64, read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
     out = capsys.readouterr().out
-    assert "longer than prompts.max_prompt_tokens 64 (row" in out
+    assert "longer than prompts.max_prompt_tokens 64 (--prompts.max-prompt-tokens 128 allows longer ones) (row" in out
     assert "that the chat template rejects: no system (row" in out
     prompts = stream.next_batch(30) + stream.held_out(10)
     assert len({prompt.text for prompt in prompts}) == 9
