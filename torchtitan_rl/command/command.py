@@ -123,6 +123,7 @@ def training(arguments: Sequence[str]) -> list[str]:
     processes = _count("NGPU", max(gpus, 1))
     options = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     environment["WORLD_SIZE"] = str(processes * _count("NNODES", 1))
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else the engine warns of NUMA
     if options & QUESTIONS:
         environment |= {"RANK": "0", "LOCAL_RANK": "0"}
         environment["LOG_RANK"] = "0"
@@ -137,7 +138,6 @@ def training(arguments: Sequence[str]) -> list[str]:
         environment.setdefault("OMP_NUM_THREADS", str(threads))
     for name, value in (("LOG_RANK", "0"), ("PYTHONUNBUFFERED", "1")):
         environment.setdefault(name, value)
-    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     run = [f"--nproc_per_node={processes}", "-m", "torchtitan_rl.command.train", *arguments]
     return [LAUNCHER, *rendezvous, *run]
 

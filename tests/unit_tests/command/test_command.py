@@ -159,6 +159,7 @@ def test_a_question_is_answered_by_one_process_that_knows_the_number_of_ranks(no
         question,
     ]
     assert (os.environ["WORLD_SIZE"], os.environ["RANK"]) == ("8", "0")
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"  # as a run's
     assert (
         os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
     )  # spinning threads make a warm start a third longer beside other work
