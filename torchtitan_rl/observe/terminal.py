@@ -43,13 +43,13 @@ class Terminal(Listener):
         """Example: "step 3: sampling, 12 of 128 completions ... 8 s (rank 1 in step 3: generate for 6 s; ...)". The seconds are the part's."""
 
         def describe(seconds: float) -> str:
-            behind, part = self._slowest(), "working"
+            behind, parts = self._slowest(), []
             if len(events.running) > 1:
                 part, seconds = events.running[-1], time.perf_counter() - events.began[-1]
-                part = PARTS.get(part.removeprefix("evaluation/"), part)
+                parts.append(PARTS.get(part.removeprefix("evaluation/"), part))
             if events.counts:
-                part += f", {events.counts[-1]} completions"
-            return f"{name}: {part} ... {seconds:.0f} s{f' ({behind})' if behind else ''}"
+                parts.append(f"{events.counts[-1]} completions")
+            return f"{name}: {', '.join(parts) or 'working'} ... {seconds:.0f} s{f' ({behind})' if behind else ''}"
 
         return _beating(describe)
 
