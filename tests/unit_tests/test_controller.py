@@ -12,7 +12,7 @@ from torchtitan_rl.controller import Controller
 from torchtitan_rl.errors import SamplerFault, UserError
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.state import RunState
-from torchtitan_rl.types import Group
+from torchtitan_rl.types import Completion, Episode, Group, ScoredCompletion
 
 DIFFERENT, EQUAL = (1.0, 0.0), (1.0, 1.0)
 SIGTERM = 15
@@ -37,6 +37,8 @@ class Run:
     """The rewards of each sampled group by its prompt_idx."""
     states: list = field(default_factory=list)
     """What the grader was told of the run, for each step."""
+    kept: list = field(default_factory=list)
+    """What the observer keeps in case the step fails: split, type of the samples, number of groups."""
 
     rank_in_replica = optimizer_steps = 0
     trained_tokens = 8
@@ -82,6 +84,12 @@ class Run:
             raise self.fault
         return self
 
+    # A frozen model
+    name = "reference"
+
+    def add_logprobs(self, groups):
+        self.say("score", len(groups), "groups, first advantage", groups[0].samples[0].credit.advantage)
+
     # Grader
     def round(self, state):
         self.states.append(state)
@@ -115,7 +123,7 @@ class Run:
         return SIGTERM if f"push weights of step {self.stop_in_step}" in self.calls else 0
 
     def keep(self, groups, *, step, split):
-        pass
+        self.kept.append((split, type(groups[0].samples[0]), len(groups)))
 
     def step(self, groups, update, state):
         self.say("observe", state.prompts_seen, "prompts")
@@ -141,7 +149,7 @@ def controller(run, *, num_steps=1, resumed_at=0, algorithm=None, **evaluation):
     state.step = resumed_at
     return Controller(
         config,
-        prompts=run, held_out=[prompt(0)], generator=run, step_sampler=run, grader=run, sources=[], trainer=run, weight_sync=run,
+        prompts=run, held_out=[prompt(0)], generator=run, step_sampler=run, grader=run, sources=[run], trainer=run, weight_sync=run,
         evaluation=evaluation.build(), state=state, algorithm=algorithm.build(max_completion_tokens=MAX_TOKENS),
         observer=run, checkpoints=run, stop_requested=run.stop_requested, teacher=None,
     )  # fmt: skip
@@ -156,6 +164,7 @@ def test_step_samples_updates_pushes_flushes_and_saves_in_order():
         "sample in round 0",
         "carry the others",
         "engine sleeps",
+        "score 2 groups, first advantage 0.0",
         "observe 2 credited groups",
         "update with 2 groups",
         "push weights of step 1",
@@ -163,6 +172,20 @@ def test_step_samples_updates_pushes_flushes_and_saves_in_order():
         "flush step 1",
         "save step 1 as the last",
         "close",
+    ]
+
+
+def test_groups_are_kept_as_sampled_graded_and_credited_in_case_their_step_fails():
+    run = Run(accuracies=[0.1], fault=SamplerFault("The difference is 3."))
+    with pytest.raises(SamplerFault):
+        controller(run, num_steps=2, every=2).run()
+    assert run.kept == [
+        ("eval_greedy", Completion, 1),
+        ("eval_greedy", ScoredCompletion, 1),
+        ("train", Completion, 1),
+        ("train", Completion, 1),
+        ("train", ScoredCompletion, 2),
+        ("train", Episode, 2),
     ]
 
 

@@ -109,6 +109,22 @@ def test_a_mean_over_two_ranks_weighs_by_count():
     assert rank([]) == {}
 
 
+def test_one_token_is_enough_for_a_mean_and_a_distribution():
+    tally = Tally()
+    values, mask = torch.tensor([5.0, 0.5]), torch.tensor([0.0, 1.0])
+    tally.mean("x/mean", values, mask)
+    tally.distribution("x", values, mask)
+    metrics = tally.to_metrics(tally.numbers())
+    assert (metrics["x/mean"].value, metrics["x/mean"].weight, metrics["x"].value.tolist()) == (0.5, 1.0, [0.5])
+
+
+def test_step_without_groups_has_counts_of_zero_and_no_metrics():
+    algorithm = built(seed_grpo=SeedGrpo.Config())
+    counts = normalizers_of(algorithm, episodes_of(algorithm))
+    assert (counts.num_tokens, counts.num_sequences, counts.num_groups) == (0, 0, 0)
+    assert algorithm.group_metrics([]) == {}
+
+
 def test_entropy_and_logprob_diff_are_distributions_over_loss_tokens():
     algorithm = built()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, None], logprobs=[(-1.0, -2.0), (-3.0,), (-4.0,)]))

@@ -93,6 +93,15 @@ def test_equal_rewards_pull_to_the_uniform_distribution_with_the_class_s_default
     assert [(e.credit.left_out, e.credit.columns["mass"]) for e in episodes] == [(None, 0.5)] * 2
 
 
+def test_group_of_one_completion_has_the_whole_mass_and_no_normalized_entropy():
+    algorithm = maxent(neutral="uniform")
+    episodes = episodes_of(algorithm, group(0, [1.0]))
+    assert (episodes[0].in_loss, episodes[0].credit.columns["mass"]) == (True, 1.0)
+    metrics = algorithm.group_metrics(episodes.groups)
+    assert metrics["maxent/weight_entropy/mean"].value == 0
+    assert "maxent/weight_entropy_normalized/mean" not in metrics
+
+
 def test_losses_of_whole_group_micro_batches_add_up():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 1.0, 2.0]))
