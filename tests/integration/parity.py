@@ -115,7 +115,8 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
     """The engine's log-probability of what it samples against the policy's, after the first sync and after a change."""
     found = []
     most_diff = BOUNDS[generator.config.dtype][1]
-    growth = 0.3 if generator.config.dtype == "float32" else 0.05  # sharper distributions round more
+    # Sharper distributions round more: with 0.3, Qwen2.5's float32 is 2e-4 from float64 on either side, with 0.2 it is 4e-5.
+    growth = 0.2 if generator.config.dtype == "float32" else 0.05
     policy = Policy(model, adapter, dtype=generator.config.dtype)
     config = WeightSync.Config(check_interval=1, max_diff=most_diff)
     sync = config.build(trainer=policy, generator=generator, probe=np.array(SEQUENCES[0]))
