@@ -111,7 +111,7 @@ def test_killed_demonstrations_resume_bitwise(tmp_path, tmp_path_factory, ranks,
 
 def test_no_process_outlives_a_killed_launcher(tmp_path):
     run = start(tmp_path, "--num-steps", "500", *REWARD, ranks=2, log="orphans.log")
-    run.wait_in("generate")
+    run.wait_until(lambda: "sleep 1000 " in run.everything().values(), "start a process in a reward")
     run.signal(signal.SIGKILL)
     assert run.end(30).code == KILLED
     assert run.left() == {}
