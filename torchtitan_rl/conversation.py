@@ -221,8 +221,15 @@ class Conversation:
             num_tokens += len(trace.token_ids)
         return self.versions + [newest] * (num_tokens - len(self.versions))
 
-    def completion(self, policy_version: int) -> Completion:
-        """Returns the whole conversation as a completion. Call it when the conversation is over."""
+    def completion(self, policy_version: int, shared: Prompt | None = None) -> Completion:
+        """Returns the whole conversation as a completion. Call it when the conversation is over.
+
+        `shared`: the group's prompt. The completion has its own if that has other tokens.
+        """
+        own_prompt = None
+        has_read = shared is not None and self.num_sampled > 0  # a failed reset has no tokens
+        if has_read and not np.array_equal(self.prompt.token_ids, shared.token_ids):
+            own_prompt = self.prompt
         text = self.last.text if self.last else ""
         if self.in_turns:
             text = "\n".join(turn.text for turn in self.turns)
@@ -252,6 +259,7 @@ class Conversation:
             finish_reason=self.finish_reason,
             turns=tuple(self.turns),
             traces=tuple(traces),
+            prompt=own_prompt,
             error=self.error,
             token_versions=token_versions,
             sampler_records=np.concatenate(records) if records else None,

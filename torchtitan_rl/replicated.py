@@ -42,7 +42,8 @@ def checksums_of(values: Sequence[Prompt] | Sequence[Group[Episode]]) -> dict[st
         for episode in group.samples:
             c, credit = episode.completion, episode.credit
             names = (index, c.sample_idx, c.policy_version)
-            written.append((*names, c.token_ids, c.loss_mask, c.sampler_logprobs))
+            own_prompt = None if c.prompt is None else c.prompt.token_ids
+            written.append((*names, own_prompt, c.token_ids, c.loss_mask, c.sampler_logprobs))
             rewards.append((index, episode.reward, episode.scored.turn_rewards))
             plain = (credit.left_out, credit.shaped_reward, credit.advantage, credit.columns)
             arrays = (

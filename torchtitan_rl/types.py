@@ -159,6 +159,8 @@ class Completion:
     """The turns of a conversation in the order of time; empty without an environment."""
     traces: tuple[Trace, ...] = (Trace(),)
     """The token sequences of the rollout."""
+    prompt: Prompt | None = None
+    """What this sample read, where its agent opened with other messages than those of other samples; None: the group's."""
     error: str | None = None
     """The environment's error, with finish_reason "env_error"."""
     token_versions: IntArray | None = None
@@ -319,7 +321,7 @@ Sample = TypeVar("Sample", Completion, ScoredCompletion, Episode)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Group(Generic[Sample]):
-    """One prompt and all its samples, ordered by sample_idx.
+    """One prompt and all its samples, ordered by sample_idx. Its prompt_idx names the group.
 
     Example: Group(prompt=p, samples=[Completion(sample_idx=0, ...), Completion(sample_idx=1, ...)])
     """
@@ -338,6 +340,11 @@ class Member(NamedTuple):
 
     prompt: Prompt
     episode: Episode
+
+    @classmethod
+    def of(cls, group: Group[Episode], episode: Episode) -> "Member":
+        """A group's episode with the prompt that it read."""
+        return cls(episode.completion.prompt or group.prompt, episode)
 
     @property
     def num_tokens(self) -> int:

@@ -172,7 +172,7 @@ def mini_batch(case: dict, credit: list, groups: list[int], model: Tensors, old_
     """The loss of the samples of these groups, 0-d, and its margin."""
     s = case["settings"]
     rows = [
-        (g, case["groups"][g]["prompt"], sample, one)
+        (g, sample["prompt"], sample, one)
         for g in groups
         for sample, one in zip(case["groups"][g]["samples"], credit[g])
         if one["in_loss"]

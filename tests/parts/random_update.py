@@ -117,13 +117,14 @@ def random_case(seed: int) -> tuple[dict, Tensors, Tensors]:
         "limit": LONGEST,
         "groups": [random_group(rng) for _ in range(rng.randint(1, 5))],
     }
+    draw_prompts(case["groups"], random.Random(f"prompts of {seed}"))
     sampler = policy if case["settings"]["first_update"] else old
     for group in case["groups"]:
         for sample in group["samples"]:
             for name, of, noise in (("mu", sampler, 0.03), ("reference", reference, 0.0)):
-                tokens = torch.tensor([[*group["prompt"], *sample["tokens"]]])
+                tokens = torch.tensor([[*sample["prompt"], *sample["tokens"]]])
                 log_p = torch.log_softmax(logits_of(of, tokens, case["temperature"]), -1)[0]  # [L, V]
-                begin = len(group["prompt"]) - 1
+                begin = len(sample["prompt"]) - 1
                 found = [
                     log_p[begin + t, token].item() + rng.gauss(0, noise) for t, token in enumerate(sample["tokens"])
                 ]
@@ -140,6 +141,17 @@ def random_group(rng: random.Random) -> dict:
     samples = [random_sample(rng, rng.choice(rewards), turns) for _ in range(rng.randint(2, 5))]
     prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 5))]
     return {"prompt": prompt, "limit": rng.choice([LONGEST, LONGEST, 8]), "samples": samples}
+
+
+def draw_prompts(groups: list[dict], rng: random.Random) -> None:
+    """Give each sample its prompt. In a third of the groups some have another one, which may begin as the group's does."""
+    for group in groups:
+        differs = rng.random() < 0.33
+        for sample in group["samples"]:
+            sample["prompt"] = group["prompt"]
+            if differs and rng.random() < 0.6:
+                kept = group["prompt"][: rng.randint(0, len(group["prompt"]))]
+                sample["prompt"] = [*kept, *(rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 3)))]
 
 
 def random_sample(rng: random.Random, reward: float | None, kind: str) -> dict:
@@ -231,10 +243,16 @@ def cut_into_traces(case: dict, rng: random.Random) -> None:
             whole = {name: sample[name] for name in ("tokens", "mask", "mu", "reference")}
             sample |= {name: [] for name in whole} | {"traces": []}
             for begin, end in zip([0, *cuts], [*cuts, len(mask)]):
-                context = [*group["prompt"], *whole["tokens"][:begin]] if begin else []
+                context = [*sample["prompt"], *whole["tokens"][:begin]] if begin else []
                 sample["traces"].append(Trace(begin=len(sample["tokens"]), context_tokens=len(context)))
                 for name, values in whole.items():
                     sample[name] += [*(context if name == "tokens" else [0] * len(context)), *values[begin:end]]
+
+
+def own_prompt(g: int, group: dict, sample: dict) -> Prompt | None:
+    if sample["prompt"] == group["prompt"]:
+        return None
+    return Prompt(prompt_idx=g, text="", token_ids=sample["prompt"], expected_answer="")
 
 
 def groups_of(case: dict) -> list[Group[ScoredCompletion]]:
@@ -254,7 +272,7 @@ def groups_of(case: dict) -> list[Group[ScoredCompletion]]:
                             TurnRecord(text="", num_tokens=length, trace=trace)
                             for length, trace in zip(sample["turns"], sample["trace_of_turns"])
                         ),
-                        traces=tuple(sample["traces"]),
+                        traces=tuple(sample["traces"]), prompt=own_prompt(g, group, sample),
                     ),
                     reward=sample["reward"], answer=sample["answer"], turn_rewards=tuple(sample["turn_rewards"]),
                 )

@@ -42,11 +42,13 @@ class Environment(ABC):
     """Role of its messages. The chat template is tested with it before training."""
     special_tokens: bool = False
     """Whether the policy's messages keep the text of special tokens, other than the end token."""
+    prompts_may_differ: bool = False
+    """Whether `reset` may return other messages than for another sample of the same prompt. False: that is a failure."""
     grammar: str | None = None
     """What the policy's next message must be, as in `conversation.Answer`. Read after each call."""
 
     def reset(self) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        """Returns messages to append to the prompt before the policy's first turn, the same for all samples of a prompt."""
+        """Returns messages to append to the prompt before the policy's first turn. See `prompts_may_differ`."""
         return ()
 
     @abstractmethod

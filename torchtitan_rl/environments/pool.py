@@ -60,6 +60,8 @@ class EnvironmentSession:
         self._make = make
         self._environment: Environment | None = None
         self._kind = "the environment"
+        self.prompts_may_differ = False
+        """The environment's."""
         self._templates = [template]
         """That of each trace."""
         self._limits = limits
@@ -71,19 +73,25 @@ class EnvironmentSession:
         if self._environment is None:
             return Answer(index)
         self._kind = f"environment {type(self._environment).__name__}"
+        self.prompts_may_differ = self._environment.prompts_may_differ
         opening = resolve(self._environment.reset())
         opening_messages = checked_messages(opening, self._limits.max_answer_characters)
-        before = prompt.messages
+        before, tools = prompt.messages, prompt.tools
         if isinstance(opening, Context):
             before = []
             if opening.tools is not None:
+                tools = opening.tools
                 self._templates = [self._templates[0].with_tools(opening.tools)]
         room = self.conversation.room()
         if opening_messages:
             text, token_ids = self._templates[0].prompt(before, opening_messages)
             room = self.conversation.room(len(token_ids) - len(prompt.token_ids))
             prompt = replace(
-                prompt, messages=[*before, *opening_messages], text=text, token_ids=token_ids
+                prompt,
+                messages=[*before, *opening_messages],
+                tools=tools,
+                text=text,
+                token_ids=token_ids,
             )
         if room <= 0:
             self.close("max_tokens")
@@ -301,7 +309,7 @@ class EnvironmentPool:
         session, error = self._sessions[index], call.error()
         if error is None:
             answer: Answer = call.future.result()
-            error = self._differs(answer)
+            error = None if session.prompts_may_differ else self._differs(answer)
         if error is None:
             has_none = answer.turn is None and answer.prompt is None
             if answer.end is not None or has_none:
@@ -323,7 +331,7 @@ class EnvironmentPool:
         if (first.messages, first.text) == (prompt.messages, prompt.text):
             return None
         return ValueError(
-            "reset returned other messages than for another sample of the same prompt"
+            "reset returned other messages than for another sample of the same prompt; set prompts_may_differ if it is meant to"
         )
 
     def _failed(self, index: int, error: BaseException) -> str:

@@ -300,12 +300,16 @@ class SamplingRound:
             group = groups[conversation_idx]
             unfinished[id(group)] -= 1
             if unfinished[id(group)] == 0:
-                # A failed reset leaves a prompt without the environment's first messages.
-                prompts = [conversation.prompt for conversation in group]
-                prompt = max(prompts, key=lambda prompt: len(prompt.token_ids))
-                version = self._generator.policy_version
-                samples = [conversation.completion(version) for conversation in group]
+                version, prompt = self._generator.policy_version, _prompt_of(group)
+                samples = [conversation.completion(version, prompt) for conversation in group]
                 yield Group(prompt=prompt, samples=samples)
+
+
+def _prompt_of(group: Sequence[Conversation]) -> Prompt:
+    """Returns the prompt of a group: one that was read, as a failed reset leaves it without the environment's messages."""
+    read = [conversation.prompt for conversation in group if conversation.num_sampled]
+    prompts = read or [conversation.prompt for conversation in group]
+    return max(prompts, key=lambda prompt: len(prompt.token_ids))
 
 
 def _stable_seed(*parts: int) -> int:

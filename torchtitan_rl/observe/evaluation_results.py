@@ -22,8 +22,8 @@ def failures_of(groups: Sequence[Group[Episode]]) -> list[dict[str, Any]]:
     """The wrong answers of an evaluation's pass as plain values, at most NUM_FAILURES."""
     failures = [
         {
-            "prompt": group.prompt.text,
-            "messages": group.prompt.messages,
+            "prompt": (episode.completion.prompt or group.prompt).text,
+            "messages": (episode.completion.prompt or group.prompt).messages,
             "expected_answer": group.prompt.expected_answer,
             "answer": episode.scored.answer,
             "completion": episode.completion.text,

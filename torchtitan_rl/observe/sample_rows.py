@@ -125,7 +125,8 @@ def _traces(episode: "Episode") -> list[dict[str, Any]]:
 
 
 def _row(group: "Group[Episode]", episode: "Episode", step: int, split: str) -> Row:
-    prompt, scored, completion = group.prompt, episode.scored, episode.completion
+    scored, completion = episode.scored, episode.completion
+    prompt = completion.prompt or group.prompt
     trained = split == TRAINED_SPLIT
     policy_step = step - 1 if trained else step  # an evaluation comes after the step's update
     num_sampled = completion.num_sampled

@@ -184,7 +184,7 @@ def _opened(text: str, opened: str) -> str:
 
 
 _LISTS: dict[str, Callable[[Group[Completion]], list[Any]]] = {
-    "prompts": lambda g: _copies(_asked(g.prompt), g),
+    "prompts": lambda g: [copy.deepcopy(_asked(c.prompt or g.prompt)) for c in g.samples],
     "completions": lambda g: _completions(g),
     "completion_ids": lambda g: [c.token_ids.tolist() for c in g.samples],
     "logprobs": lambda g: [c.sampled_logprobs.tolist() for c in g.samples],

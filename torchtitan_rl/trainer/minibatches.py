@@ -133,7 +133,7 @@ def items_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[It
     items: list[Item] = []
     for group in groups:
         members = [
-            Member(group.prompt, episode)
+            Member.of(group, episode)
             for episode in group.samples
             if episode.in_loss and episode.completion.loss_mask.any()
         ]

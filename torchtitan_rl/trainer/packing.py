@@ -63,12 +63,13 @@ def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[_Segment]:
 
     Example: a member with traces a1 and a2, and one of the same prompt with b1 -> a1, b1, a2.
 
-    The prompt's last token is not shared, because it predicts a different token in each completion. A group's later
-    traces, which have no prompt, come after the first traces of all its members, which share the prompt.
+    The prompt's last token is not shared, because it predicts a different token in each completion. Members of a group
+    whose prompts differ share the tokens with which both begin. A group's later traces, which have no prompt, come after the first traces of all its members, which share the prompt.
     """
     laid_out: list[_Segment] = []
     later: list[_Segment] = []  # of the group so far
     previous = None
+    root = np.empty(0)  # [Lr] the last prompt that shares nothing: see `SegmentLayout.of`
     for i, member in enumerate(members):
         is_sibling = member.prompt.prompt_idx == previous
         if not is_sibling:
@@ -76,12 +77,21 @@ def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[_Segment]:
             later = []
         prompt = member.prompt.token_ids  # [Lp]
         no_prompt = prompt[:0]  # [0]
-        shared = len(prompt) - 1 if share_prompts and is_sibling else 0
+        shared = _num_common(prompt[:-1], root[:-1]) if share_prompts and is_sibling else 0
+        if not shared:
+            root = prompt
         previous = member.prompt.prompt_idx
         first, *others = member.episode.completion.spans
         laid_out.append(_Segment(i, prompt, first, shared))
         later += [_Segment(i, no_prompt, span, 0) for span in others]
     return laid_out + later
+
+
+def _num_common(tokens: np.ndarray, others: np.ndarray) -> int:
+    """Returns the number of tokens with which both begin."""
+    most = min(len(tokens), len(others))
+    differing = np.flatnonzero(tokens[:most] != others[:most])
+    return int(differing[0]) if len(differing) else most
 
 
 def pack(
@@ -99,7 +109,7 @@ def pack(
 
     Args:
         share_prompts: store a prompt's tokens once for neighbours that have it. All but the first of them then start with
-            the prompt's last token, at its position in the prompt (see SegmentLayout).
+            the first token that differs, else the prompt's last one, at its position in the prompt (see SegmentLayout).
         columns: names in `Credit.columns` or `Credit.token_columns` that the batch gets too (`Loss.reads`). An empty
             micro-batch has each in both.
     """

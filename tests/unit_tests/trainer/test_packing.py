@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.parts.random_update import LONGEST, VOCABULARY, cut_into_traces, groups_of, random_sample
+from tests.parts.random_update import LONGEST, VOCABULARY, cut_into_traces, draw_prompts, groups_of, random_sample
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.models.score import TokenScores
 from torchtitan_rl.trainer.logprob_diff import compare_with_sampler
@@ -200,6 +200,7 @@ def cut_conversations() -> list[Group[Episode]]:
         groups.append(
             {"prompt": [rng.randrange(VOCABULARY) for _ in range(length)], "limit": LONGEST, "samples": samples}
         )
+    draw_prompts(groups, rng)
     cut_into_traces({"groups": groups}, rng)
     drafts = draft_episodes(groups_of({"groups": groups}))
     assert {len(one.completion.traces) for one in flat(drafts)} == {1, 2, 3}

@@ -47,6 +47,8 @@ class AgentEnvironment(FittedEnvironment):
     has ended.
     """
 
+    prompts_may_differ = True
+
     def __init__(
         self,
         agent: Agent,

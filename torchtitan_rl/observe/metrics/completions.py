@@ -10,7 +10,7 @@ import numpy as np
 
 from torchtitan_rl.observe.metrics.reward_stats import fraction
 from torchtitan_rl.summary import describe, same_everywhere
-from torchtitan_rl.types import Completion, Episode, Group, Metric, flat
+from torchtitan_rl.types import Completion, Episode, Group, Member, Metric, flat
 
 DIVERSITY_TOKENS = 50_000
 """Tokens of a step on which diversity is measured, in whole groups. The limit keeps the cost at milliseconds."""
@@ -28,7 +28,8 @@ def completion_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     right = [e for e in episodes if e.scored.correct]
     wrong = [e for e in episodes if e.scored.correct is False]
     ends = Counter(episode.completion.finish_reason for episode in episodes)
-    prompt_tokens = sum(len(group.prompt.token_ids) * len(group.samples) for group in groups)
+    members = [Member.of(group, episode) for group in groups for episode in group.samples]
+    prompt_tokens = sum(len(member.prompt.token_ids) for member in members)
     spread = ("mean", "min", "max")
     return {
         **describe("completions/length", _lengths(episodes), spread),
@@ -139,6 +140,7 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     }
     values = {
         "count": float(count),
+        "differing_prompts": _differing_prompts(groups),
         "env_errors": float(sum(c.error is not None for c in conversations)),
         "tokens_of_contexts": context_tokens / count,
         "tokens_sampled": sampled / count,
@@ -151,6 +153,12 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
         if totals:
             metrics.setdefault(f"conversations/{name}", same_everywhere(fmean(totals)))
     return metrics
+
+
+def _differing_prompts(groups: Sequence[Group[Episode]]) -> float:
+    """The share of groups with samples that read another prompt than the group's."""
+    differ = [any(e.completion.prompt is not None for e in group.samples) for group in groups]
+    return fmean(differ)
 
 
 def _total(completion: Completion, column: str) -> float | None:

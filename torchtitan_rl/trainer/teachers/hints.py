@@ -65,37 +65,31 @@ class Hints:
                 text is None or isinstance(text, str) for text in texts
             )
             expect(whole, "teacher_hint", self._source, expected, f"It returned {texts!r:.200}.")
-            # One prompt for each text, which its samples share.
-            prompts = {
-                text: self._hinted(group.prompt, text) for text in dict.fromkeys(texts) if text
-            }
+            prompts: dict[tuple[int, str], Prompt] = {}  # rendered once for each prompt and text
             for text, episode in zip(texts, group.samples, strict=True):
                 if not text:
                     continue
-                completion = episode.completion
-                length = len(prompts[text].token_ids) + len(completion.token_ids)
-                if length <= self._max_tokens:
-                    key = group.prompt.prompt_idx, completion.sample_idx
-                    self._prompts[key] = prompts[text]
+                prompt, completion = Member.of(group, episode).prompt, episode.completion
+                if (hinted := prompts.get((id(prompt), text))) is None:
+                    hinted = prompts[id(prompt), text] = self._hinted(prompt, text)
+                if len(hinted.token_ids) + len(completion.token_ids) <= self._max_tokens:
+                    self._prompts[prompt.prompt_idx, completion.sample_idx] = hinted
         record_metric(
             "teacher/hinted_fraction", len(self._prompts) / max(len(flat(groups)), 1), "last"
         )
 
     def groups(self, groups: Sequence[Group[Episode]]) -> list[Group[Episode]]:
-        """Returns the same episodes, grouped by the prompt that the teacher reads."""
-        regrouped: list[Group[Episode]] = []
+        """Returns the groups as the teacher reads them: the same credit, and each sample with the teacher's prompt."""
+        read: list[Group[Episode]] = []
         for group in groups:
-            by_prompt: dict[int, Group[Episode]] = {}
+            samples: list[Episode] = []
             for episode in group.samples:
-                prompt = self._prompt_of(Member(group.prompt, episode))
-                own = by_prompt.setdefault(id(prompt), Group(prompt=prompt, samples=[]))
-                own.samples.append(episode)
-            regrouped += by_prompt.values()
-        # Prompts are shared in a pack by their index.
-        return [
-            replace(group, prompt=replace(group.prompt, prompt_idx=index))
-            for index, group in enumerate(regrouped)
-        ]
+                prompt = self._prompt_of(Member.of(group, episode))
+                completion = replace(episode.completion, prompt=prompt)
+                scored = replace(episode.scored, completion=completion)
+                samples.append(replace(episode, scored=scored))
+            read.append(replace(group, samples=samples))
+        return read
 
     def _prompt_of(self, member: Member) -> Prompt:
         key = member.prompt.prompt_idx, member.episode.completion.sample_idx

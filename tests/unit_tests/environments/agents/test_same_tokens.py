@@ -1,10 +1,14 @@
 """debug_calculator's conversations on a real engine: through HTTP and the `openai` client they have the tokens of those in process."""
 
+import itertools
+
+import numpy as np
 import pytest
 
 from tests.parts.conversations import engine
 from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS, sampled
+from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.configs.toys.calculator import Calculator
 from torchtitan_rl.configs.toys.calculator_agent import AgentCalculator, play
 from torchtitan_rl.data.stream import PromptStream
@@ -12,7 +16,9 @@ from torchtitan_rl.data.tool_calls import ToolCall
 from torchtitan_rl.environments import ToolEnvironment
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.factory import Conversations
-from torchtitan_rl.types import flat
+from torchtitan_rl.observe.metrics.completions import conversation_metrics
+from torchtitan_rl.observe.sample_rows import episode_rows
+from torchtitan_rl.types import Group, Member, ScoredCompletion, flat
 
 
 def calls_in(text, tools):
@@ -77,3 +83,32 @@ def test_conversations_through_the_http_client_equal_those_in_process(generator,
         assert (here.finish_reason, here.text) == (there.finish_reason, there.text)
         assert [turn.columns for turn in here.turns] == [turn.columns for turn in there.turns]
     assert any(turn.columns["tool_errors"] for one in flat(by_http) for turn in one.turns)
+
+
+class InItsFolder(AgentCalculator):
+    """Agents that name a folder in their first request, which is the same one for some samples."""
+
+    def environment(self, prompt, *, seed):
+        folder = {"role": "system", "content": f"You work in /tmp/agent-{min(seed % 1000, 500)}."}
+        return AgentEnvironment(play, task=[folder, *prompt.messages], role="tool", parser=calls_in)
+
+
+def test_samples_whose_agents_open_differently_are_a_group_each_with_its_own_prompt(generator, made):
+    groups = draft_episodes(
+        [
+            Group(prompt=group.prompt, samples=[ScoredCompletion(completion=one, reward=1.0) for one in group.samples])
+            for group in conversations(generator, made, InItsFolder(Calculator.Config(instruction="")))
+        ]
+    )
+    assert [(group.prompt.prompt_idx, len(group.samples)) for group in groups] == [(i, 4) for i in range(4)]
+    members = [[Member.of(group, episode) for episode in group.samples] for group in groups]
+    texts = [[member.prompt.text for member in group] for group in members]
+    for prompt, episode in itertools.chain(*members):
+        completion = episode.completion
+        scored = generator.prompt_logprobs(np.array([*prompt.token_ids, *completion.token_ids]))
+        scored = scored[len(prompt.token_ids) - 1 :] * completion.loss_mask  # [L]
+        np.testing.assert_allclose(scored, completion.sampler_logprobs, atol=2e-4)
+    assert [row["prompt"] for row in episode_rows(groups, step=1, split="train")] == [*itertools.chain(*texts)]
+    differ = [len(set(of_group)) > 1 for of_group in texts]
+    assert any(differ)
+    assert conversation_metrics(groups)["conversations/differing_prompts"].value == np.mean(differ)

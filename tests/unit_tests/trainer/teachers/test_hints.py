@@ -152,7 +152,7 @@ def test_a_hint_without_room_is_left_out(folder):
     for max_tokens, all_fit in ((longest, True), (longest - 1, False)):
         of_run = hints(max_tokens=max_tokens)
         of_run.add_logprobs(groups)
-        read = [g.prompt.token_ids for g in of_run.groups(groups) for _ in g.samples]
+        read = [e.completion.prompt.token_ids for e in flat(of_run.groups(groups))]
         assert (sorted(map(len, read)) == sorted(lengths)) == all_fit
 
 

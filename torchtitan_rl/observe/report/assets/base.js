@@ -33,7 +33,8 @@ const columnNames = [...new Set(data.rows.flatMap((row) => Object.keys(row)))];
 
 const lazily = (make) => { let made; return () => (made ??= make()); };
 const groupKey = (row) => ['run', 'table', 'split', 'step', 'prompt_idx'].map((name) => cell(row, name)).join('\u0000');
-const promptKey = (row) => ['run', 'table', 'split', 'prompt'].map((name) => cell(row, name)).join('\u0000');
+/** A held-out prompt by its number, as its text may differ from sample to sample; one of training by its text. */
+const promptKey = (row) => ['run', 'table', 'split', cell(row, 'split') === 'train' ? 'prompt' : 'prompt_idx'].map((name) => cell(row, name)).join('\u0000');
 const groups = lazily(() => Map.groupBy(data.rows.keys(), groupKey));
 const prompts = lazily(() => Map.groupBy(data.rows.keys(), promptKey));
 /** A row's name in links: that of its episode, which stays when the run grows. */
