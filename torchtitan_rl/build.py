@@ -212,7 +212,7 @@ def build_parts(
     grader = config.grader.build(scorers=resolved.scorers)
     prompts, held_out, environments = build_prompts(resolved, tokenizer)
     millions = parameter_count(config.model_spec) / 1e6
-    with events.phase(f"build and shard the policy ({millions:,.1f} million parameters)"):
+    with events.phase(f"build the policy ({millions:,.1f} million parameters)"):
         trainer = trainer_of_run(config, algorithm, folder)
         sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
         teaching, teacher = _build_teacher(config, trainer, prompts)

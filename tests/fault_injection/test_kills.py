@@ -22,7 +22,7 @@ LORA = ["--trainer.lora.rank", "4"]
 def wait_for_a_moment(run, folder, kind, chance):
     """Let the run come to a random moment: of its start, of its steps, or of the writing of a checkpoint."""
     if kind == "start":
-        run.wait_in(chance.choice(["build and shard the policy (2.4 million parameters)", "start the vLLM engine"]))
+        run.wait_in(chance.choice(["build the policy (2.4 million parameters)", "start the vLLM engine"]))
         time.sleep(chance.uniform(0, 3))
         return
     run.wait_until(lambda: any(p.phase.startswith("step ") for p in run.statuses().values()), "begin a step")

@@ -193,10 +193,12 @@ def _rewards(
         lines.append(
             "(this task accepts no known form of the expected answer: the first line is a guess)"
         )
-    if sign not in prompt.text:
+    if sign not in prompt.text and not prompt.demonstration:
+        has_kinds = hasattr(config.task, "answer_kind")
+        other_kind = ", or choose another --task.answer-kind" if has_kinds else ""
         lines.append(
             f"(an answer counts only with {sign}, and the prompt does not ask for it: a policy that does not write it by itself is "
-            "always wrong. Ask for it with --prompts.system-prompt, or choose another --task.answer-kind)"
+            f"always wrong. Ask for it with --prompts.system-prompt{other_kind})"
         )
     # The environment's reward needs a conversation.
     if "environment_reward" not in grader.reward_names and _is_turned_round(*group.samples[:2]):
@@ -228,7 +230,10 @@ def _completion(index: int, text: str, tokenizer: PreTrainedTokenizerBase) -> Co
 
 def _line(kind: str, scored: ScoredCompletion) -> str:
     parts = ", ".join(f"{name} {_number(value)}" for name, value in scored.reward_breakdown.items())
-    return f"{kind:6} {scored.completion.text!r}: reward {_number(scored.reward)} ({parts}); judged {scored.correct}"
+    judged = {True: "judged right", False: "judged wrong", None: "not judged"}[scored.correct]
+    return (
+        f"{kind:6} {scored.completion.text!r}: reward {_number(scored.reward)} ({parts}); {judged}"
+    )
 
 
 def _number(value: float | None) -> str:

@@ -72,8 +72,9 @@ def answers(group: Group[Episode], *episodes: Episode) -> list[str]:
     for episode in episodes:
         reward = "none" if episode.reward is None else f"{episode.reward:.3g}"
         ending = episode.completion.finish_reason
+        ending = {"stop": "", "length": ", cut off"}.get(ending, f", {ending}")
         lines.append(
-            f"  reward {reward}, {len(episode.completion.token_ids)} tokens, {ending}: {head_and_tail(episode.completion.text, 300)!r}"
+            f"  reward {reward}, {len(episode.completion.token_ids)} tokens{ending}: {head_and_tail(episode.completion.text, 300)!r}"
         )
     return lines
 
@@ -126,9 +127,9 @@ def _names_the_answer(group: Group[Episode], episode: Episode) -> bool:
 def verdict(groups: Sequence[Group[Episode]]) -> str:
     """Returns what the rewards mean for training: only groups with different rewards have something to learn from."""
     differing = sum(len({episode.reward for episode in group.samples}) > 1 for group in groups)
-    counted = f"{differing} of {len(groups)} groups have different rewards"
+    counted = f"{differing} of {len(groups)} prompts have answers with different rewards, which is what a step learns from"
     if differing == 0:
-        return f"{counted}: in these there is nothing to learn from. {likely_reason(groups)}"
+        return f"{counted}. {likely_reason(groups)}"
     if differing < len(groups) / 4:
-        return f"{counted}: a step learns little. Use prompts of medium difficulty, or more completions (--sampling.n)."
-    return f"{counted}: there is something to learn from."
+        return f"{counted}. A step learns little: use prompts of medium difficulty, or more completions (--sampling.n)."
+    return f"{counted}."

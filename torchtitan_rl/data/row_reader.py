@@ -110,14 +110,16 @@ class RowReader:
     def summary(self) -> str:
         """Returns the columns that are read and those that no prompt or answer is made of, in words.
 
-        Example: "data.jsonl: prompt conversations; not in the prompt: id, source"
+        Example: "data.jsonl: prompt from column conversations; not in the prompt: id, source"
         """
         named = {
             "prompt": "task.template" if self._config.template else self.prompt_column,
             "completion": self.completion_column,
             "answer": self.answer_column,
         }
-        parts = [", ".join(f"{what} {column}" for what, column in named.items() if column)]
+        parts = [
+            ", ".join(f"{what} from column {column}" for what, column in named.items() if column)
+        ]
         outer = {column.partition(".")[0] for column in named.values()}
         used = {"id", *TOOL_COLUMNS, *self._joined, *outer}
         unread = [column for column in self.columns if column not in used]

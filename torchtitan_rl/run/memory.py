@@ -264,7 +264,8 @@ def describe_memory(
             parts["engine's weights"] = weights
             parts["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-        line = f"memory of this machine {machine:.0f} GiB, there is no GPU; estimated for each rank besides Python: {_in_gib(parts)}"
+        each = "" if world_size == 1 else " for each rank"
+        line = f"memory of this machine {machine:.0f} GiB, there is no GPU; estimated{each} besides Python: {_in_gib(parts)}"
         if world_size * sum(parts.values()) / GIB > machine:
             line += (
                 "\nwarning: that is more than this machine has. Use a smaller model, train adapters alone (--trainer.lora.rank 16), or "

@@ -12,9 +12,12 @@ from torchtitan_rl.errors import UserError
 @pytest.mark.parametrize(
     ("rewards", "said"),
     [
-        ([(0, 1), (1, 0)], "2 of 2 groups have different rewards: there is something to learn from."),
-        ([(0, 0), (0, 0)], "0 of 2 groups have different rewards: in these there is nothing to learn from. "),
-        ([(0, 1)] + 7 * [(0, 0)], "1 of 8 groups have different rewards: a step learns little."),
+        ([(0, 1), (1, 0)], "2 of 2 prompts have answers with different rewards, which is what a step learns from."),
+        ([(0, 0), (0, 0)], "0 of 2 prompts have answers with different rewards, which is what a step learns from. "),
+        (
+            [(0, 1)] + 7 * [(0, 0)],
+            "1 of 8 prompts have answers with different rewards, which is what a step learns from. A step learns little: ",
+        ),
     ],
 )
 def test_only_groups_with_different_rewards_have_something_to_learn_from(rewards, said):

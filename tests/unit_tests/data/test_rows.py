@@ -73,19 +73,19 @@ TWO = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "
 @pytest.mark.parametrize(
     ("row", "demonstrated", "answer", "told_of_it"),
     [
-        ({"messages": TWO, "tools": " "}, TWO[1:], "", "prompt messages"),
+        ({"messages": TWO, "tools": " "}, TWO[1:], "", "prompt from column messages"),
         ({"chosen": TWO, "rejected": TWO}, TWO[1:], "", "chosen; not in the prompt: rejected"),
         (
             {"prompt": TWO[:1], "reward_model": {"ground_truth": "2", "style": "rule"}, "extra_info": {"index": 1}}, [], "2",
-            "prompt prompt, answer reward_model.ground_truth; not in the prompt: extra_info",
+            "prompt from column prompt, answer from column reward_model.ground_truth; not in the prompt: extra_info",
         ),
         ({"question": "1 + 1?", "ground_truth": "2", "info": '{"answer": 3}'}, [], "2", "not in the prompt: info"),
-        ({"question": "1 + 1?", "answer": '{"ground_truth": "2"}'}, [], "2", "answer answer.ground_truth"),
-        ({"question": "1 + 1?", "answer": "2", "input": "x"}, [], "2", "answer answer; not in the prompt: input"),
+        ({"question": "1 + 1?", "answer": '{"ground_truth": "2"}'}, [], "2", "answer from column answer.ground_truth"),
+        ({"question": "1 + 1?", "answer": "2", "input": "x"}, [], "2", "answer from column answer; not in the prompt: input"),
         ({"question": "1 + 1?", "answer": "1 + 1 = 2.\n#### 2\n"}, [], "2", ""),
         ({"question": "1 + 1?", "answer": "It is #### 2"}, [], "It is #### 2", ""),
-        ({"question": "1 + 1?", "answer": ["2", "two", "", "2"]}, [], "2\nor\ntwo", "answer answer"),
-        ({"question": "1 + 1?", "answer": [{"answer": 2}, {"answer": 3}]}, [], "2\nor\n3", "answer answer.answer"),
+        ({"question": "1 + 1?", "answer": ["2", "two", "", "2"]}, [], "2\nor\ntwo", "answer from column answer"),
+        ({"question": "1 + 1?", "answer": [{"answer": 2}, {"answer": 3}]}, [], "2\nor\n3", "answer from column answer.answer"),
         ({"prompt": "1 + 1?", "messages": TWO, "prompt_id": "a"}, TWO[1:], "", "not in the prompt: prompt, prompt_id"),
         (
             {"prompt": "1 + 1?", "answer": "2", "finish_reasons": ["stop"]}, [], "2",
