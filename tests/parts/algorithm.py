@@ -89,9 +89,7 @@ class Step(list[Episode]):
 
 
 def episodes_of(
-    algorithm: Algorithm,
-    *groups: Group[ScoredCompletion],
-    reference: list[list[float]] | None = None,
+    algorithm: Algorithm, *groups: Group[ScoredCompletion], reference: list[list[float]] | None = None
 ) -> Step:
     """Credited episodes; `reference` holds the reference's log-probabilities of each, in order."""
     step = Step(draft_episodes(list(groups)))

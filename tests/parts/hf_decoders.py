@@ -196,10 +196,7 @@ def policy_figures(folder: Path, replicate: int = 1, experts: int = 1) -> dict[s
     whole = unsharded_policy(folder)
     backward(whole, parts, total)
     expected, _ = transformers_logprobs(folder, parts[rank::size])
-    return {
-        "transformers": float((mine - expected).abs().max()),
-        "sharded gradients": largest_difference(model, whole),
-    }
+    return {"transformers": float((mine - expected).abs().max()), "sharded gradients": largest_difference(model, whole)}
 
 
 class Engine:

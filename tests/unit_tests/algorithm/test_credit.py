@@ -5,12 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.parts.algorithm import (
-    built,
-    episodes_of,
-    group,
-    normalizers_of,
-)
+from tests.parts.algorithm import built, episodes_of, group, normalizers_of
 from torchtitan_rl.algorithm import Advantage, GroupFilter, GroupMean, Truncation
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo, semantic_entropy
 

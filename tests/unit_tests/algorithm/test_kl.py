@@ -5,16 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.parts.algorithm import (
-    MAX_TOKENS,
-    built,
-    episodes_of,
-    group,
-    normalizers_of,
-    pack,
-    policy_like,
-    run_loss,
-)
+from tests.parts.algorithm import MAX_TOKENS, built, episodes_of, group, normalizers_of, pack, policy_like, run_loss
 from torchtitan_rl.algorithm import KL, Algorithm, kl_estimate
 
 

@@ -5,17 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.parts.algorithm import (
-    MAX_TOKENS,
-    built,
-    episodes_of,
-    group,
-    merge,
-    normalizers_of,
-    numbers,
-    pack,
-    run_loss,
-)
+from tests.parts.algorithm import MAX_TOKENS, built, episodes_of, group, merge, normalizers_of, numbers, pack, run_loss
 from torchtitan_rl.algorithm import Algorithm, Clip, GroupMean
 from torchtitan_rl.algorithm.loss_metrics import Tally
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
@@ -43,11 +33,7 @@ def off_policy_metrics(config: Algorithm.Config, ratios: list[list[float]], rewa
     algorithm = config.build(max_completion_tokens=MAX_TOKENS)
     logprobs = [(-1.0,) * len(row) for row in ratios]
     episodes = episodes_of(algorithm, group(0, rewards, logprobs=logprobs))
-    batch = pack(
-        episodes,
-        normalizers_of(algorithm, episodes),
-        old=[[-1.0] * len(row) for row in ratios],
-    )
+    batch = pack(episodes, normalizers_of(algorithm, episodes), old=[[-1.0] * len(row) for row in ratios])
     values = [torch.tensor([-1 + math.log(r) for r in row], dtype=torch.float64, requires_grad=True) for row in ratios]
     return numbers(run_loss(algorithm, episodes, values, batch).metrics)
 

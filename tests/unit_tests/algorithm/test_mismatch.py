@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from tests.parts.algorithm import built, episodes_of, group, normalizers_of, pack, spread_logprobs
-from torchtitan_rl.algorithm import (
-    NoCorrection,
-    SequenceMask,
-    Sequences,
-    SequenceTruncate,
-    TokenMask,
-    TokenTruncate,
-)
+from torchtitan_rl.algorithm import NoCorrection, SequenceMask, Sequences, SequenceTruncate, TokenMask, TokenTruncate
 
 # Sequence 0 has weights 4, 1 (geometric mean 2); sequence 1 has 0.25, 0.25, 8 (geometric mean 0.5^(1/3) = 0.7937).
 WEIGHTS = [4.0, 1.0, 0.25, 0.25, 8.0]

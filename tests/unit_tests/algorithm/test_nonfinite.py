@@ -65,10 +65,7 @@ def test_rewards_that_overflow_mean_or_std_are_reported_or_masked(rewards, advan
         match=r"prompt 0, sample 0: the advantage is .*. Rewards of this size overflow, or algorithm.advantage",
     ):
         episodes_of(built(advantage=advantage), group(0, rewards))
-    episodes = episodes_of(
-        built(nonfinite="mask", advantage=advantage),
-        group(0, rewards),
-    )
+    episodes = episodes_of(built(nonfinite="mask", advantage=advantage), group(0, rewards))
     assert [episode.credit.advantage for episode in episodes] == [0.0] * 3
     assert all(episode.credit.left_out.startswith("not finite: the advantage is") for episode in episodes)
 

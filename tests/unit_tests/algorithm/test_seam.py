@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.parts.algorithm import (
-    MAX_TOKENS,
-    built,
-    episodes_of,
-    group,
-    normalizers_of,
-    run_loss,
-)
+from tests.parts.algorithm import MAX_TOKENS, built, episodes_of, group, normalizers_of, run_loss
 from torchtitan_rl.algorithm import Cispo, Clip, Gspo, OffPolicyMask, Reinforce, SquaredLogRatio, TokenLoss, TopEntropy
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.trainer import packing

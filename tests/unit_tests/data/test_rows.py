@@ -253,8 +253,7 @@ CHAT = (
 
 
 @pytest.mark.parametrize(
-    ("as_messages", "kind", "given"),
-    [(False, Rows, str), (True, Rows, list), (False, ConversedRows, list)],
+    ("as_messages", "kind", "given"), [(False, Rows, str), (True, Rows, list), (False, ConversedRows, list)]
 )
 def test_reward_functions_get_texts_for_text_prompts_and_messages_for_messages_as_in_trl(
     tmp_path, as_messages, kind, given

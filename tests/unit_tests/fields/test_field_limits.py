@@ -16,9 +16,7 @@ from torchtitan_rl.errors import UserError
 from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.number import number
 
-ANY_NUMBER = {
-    "ReasoningGym.Config.tasks": "pairs of a name and a weight, checked where the names are",
-}
+ANY_NUMBER = {"ReasoningGym.Config.tasks": "pairs of a name and a weight, checked where the names are"}
 """Numeric fields without a declared limit, each with its reason."""
 
 

@@ -10,13 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from tests.parts.conversations import (
-    Says,
-    conversations,
-    engine,
-    prompts,
-    said,
-)
+from tests.parts.conversations import Says, conversations, engine, prompts, said
 from tests.parts.grading import TaskOf, build_grader
 from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS, sampled

@@ -86,10 +86,7 @@ def test_engine_records_the_experts_of_every_token_that_it_read(pair):
 @pytest.mark.parametrize("share_prompts", [False, True])
 def test_replay_makes_the_choice_identical_for_every_token(pair, share_prompts):
     batch = pack(
-        members_of(sampled(pair.generator, PROMPTS)),
-        normalizers=COUNTS,
-        multiple=64,
-        share_prompts=share_prompts,
+        members_of(sampled(pair.generator, PROMPTS)), normalizers=COUNTS, multiple=64, share_prompts=share_prompts
     )
     engine, read = recorded(batch)
     assert batch.loss_mask[: len(read)].bool()[~read].sum() == 0  # every sampled token is predicted from a replayed one

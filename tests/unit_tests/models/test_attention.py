@@ -4,13 +4,7 @@ import torch.nn.functional as F
 from torch.nn.attention import _registry
 
 from tests.gpu_rehearsal import cpu_kernels  # noqa: F401  (registers kernels)
-from torchtitan_rl.models.attention import (
-    FlashVarlen,
-    PackedRows,
-    PackedSDPA,
-    attention_config,
-    similar_lengths,
-)
+from torchtitan_rl.models.attention import FlashVarlen, PackedRows, PackedSDPA, attention_config, similar_lengths
 from torchtitan_rl.types import SegmentLayout
 
 

@@ -29,11 +29,7 @@ from torchtitan_rl.errors import UserError
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.models.hf_config import spec_from_folder
-from torchtitan_rl.models.hf_decoder import (
-    check_other_parts,
-    check_parallelism,
-    packed_attention,
-)
+from torchtitan_rl.models.hf_decoder import check_other_parts, check_parallelism, packed_attention
 from torchtitan_rl.models.hf_support import Calls, Unsupported
 from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.run.safe_load import stored_hf_weights

@@ -14,15 +14,7 @@ from torchtitan_rl import device
 from torchtitan_rl.configs.tasks import sums
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.run import auto_dtype
-from torchtitan_rl.run.memory import (
-    GIB,
-    ROOMY,
-    STATE,
-    choose_by_memory,
-    describe_memory,
-    memory_need,
-    teacher_spec,
-)
+from torchtitan_rl.run.memory import GIB, ROOMY, STATE, choose_by_memory, describe_memory, memory_need, teacher_spec
 from torchtitan_rl.trainer.model_loader import meta_model
 from torchtitan_rl.validation import longest_sequence
 

@@ -30,15 +30,7 @@ def place(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("visible", "count"),
-    [
-        (None, 3),
-        ("0,2", 2),
-        (" 1 ", 1),
-        ("", 0),
-        ("-1", 0),
-        ("GPU-bbbb3333-0000", 1),
-        ("GPU-bbbb,GPU-aabb", 2),
-    ],
+    [(None, 3), ("0,2", 2), (" 1 ", 1), ("", 0), ("-1", 0), ("GPU-bbbb3333-0000", 1), ("GPU-bbbb,GPU-aabb", 2)],
 )
 def test_gpus_are_counted_as_cuda_sees_them(place, monkeypatch, visible, count):
     place("nvidia-smi", LISTED)

@@ -16,10 +16,7 @@ def gradients():
 def test_muon_equals_torch_up_to_bfloat16_rounding():
     start, steps = gradients()
     ours, torchs = ([nn.Parameter(matrix.clone()) for matrix in start] for _ in range(2))
-    optimizers = [
-        Muon(ours, lr=0.02),
-        torch.optim.Muon(torchs, lr=0.02, momentum=0.9, ns_steps=3, weight_decay=0.0),
-    ]
+    optimizers = [Muon(ours, lr=0.02), torch.optim.Muon(torchs, lr=0.02, momentum=0.9, ns_steps=3, weight_decay=0.0)]
     for step in steps:
         for matrices, optimizer in zip((ours, torchs), optimizers, strict=True):
             for matrix, gradient in zip(matrices, step, strict=True):
