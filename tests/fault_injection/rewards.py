@@ -30,13 +30,6 @@ def vanishes(completions, trainer_state, **_):
     return _ordinary(completions)
 
 
-def forks(completions, trainer_state, **_):
-    """Forks and returns in the child as well."""
-    if _bad(trainer_state) and trainer_state.global_step == 2:
-        os.fork()
-    return _ordinary(completions)
-
-
 def hangs(completions, trainer_state, **_):
     """Never returns, in a call that swallows what would end it."""
     while _bad(trainer_state):

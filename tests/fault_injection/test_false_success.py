@@ -38,13 +38,6 @@ def test_job_exits_with_1_if_one_of_two_ranks_exits_early_with_0(tmp_path):
     ended.never_says("Traceback")
 
 
-def test_reward_that_forks_and_returns_twice_is_counted_once(tmp_path):
-    ended = train(tmp_path, *SHORT, *reward("forks"))
-    assert ended.code == 0
-    ended.says("forked and returned in the child too: the child ends here")
-    assert steps_of(tmp_path / "run") == [3, 4]
-
-
 def test_processes_started_by_rewards_end_with_the_run(tmp_path):
     run = start(tmp_path, *SHORT, *reward("leaves_a_child"))
     assert run.end().code == 0

@@ -217,12 +217,13 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
         time.sleep(0.1)
 
 
-def test_function_that_forks_and_returns_twice_gives_one_result(build):
+def test_function_that_forks_and_returns_twice_gives_one_result(build, capfd):
     def forks(completions, **_):
         os.fork()
         return [float(completions[0])]
 
     assert [rewards(g.samples) for g in build(forks).grade(groups(3))] == [[0.0], [1.0], [2.0]]
+    assert "a function forked and returned in the child too: the child ends here" in capfd.readouterr().err
 
 
 class LeavesAMark:
