@@ -21,6 +21,7 @@ from torchtitan_rl.data.tasks.countdown import Countdown
 from torchtitan_rl.data.tasks.gsm8k import Gsm8k
 from torchtitan_rl.data.tasks.math_problems import Math
 from torchtitan_rl.data.tasks.reasoning_gym import ReasoningGym
+from torchtitan_rl.environments.verifiers.by_name import Verifiers
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.sampling import SamplingConfig
@@ -110,6 +111,17 @@ def reasoning_gym() -> RunConfig:
     """
     names = ("chain_sum", "spell_backward", "number_sorting", "knights_knaves", "mini_sudoku")
     return _on(ReasoningGym.Config(tasks=[(name, 1.0) for name in names]))
+
+
+def verifiers() -> RunConfig:
+    """An environment of verifiers by its name: --task.name NAME.
+
+    Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores.
+    docs/agents.md names some and says where to install them.
+    """
+    config = _on(Verifiers.Config(), max_prompt_tokens=2048)
+    config.conversations.on_failure = "none"
+    return config
 
 
 def sft() -> RunConfig:

@@ -2,6 +2,8 @@
 
 import verifiers.v1 as vf
 
+__all__ = ["Words"]
+
 
 class WordData(vf.TaskData):
     word: str

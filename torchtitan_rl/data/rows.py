@@ -136,7 +136,7 @@ class Rows(Task):
     def train_example(self, index: int, *, seed: int) -> Example:
         """Returns the example at `index` of the stream. The order of the rows depends on the seed and the epoch."""
         epoch, place = divmod(index, len(self._train.kept))
-        return self._train.example(_order(len(self._train.kept), seed, epoch)[place])
+        return self._train.example(row_order(len(self._train.kept), seed, epoch)[place])
 
     def held_out_examples(self, num: int) -> list[Example]:
         """Returns the first `num` held-out rows, or all if there are fewer, which it says; num / tables from each table."""
@@ -282,6 +282,6 @@ class Rows(Task):
 
 
 @functools.lru_cache(maxsize=4)
-def _order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+def row_order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """Returns [num_rows] the order of the rows in an epoch."""
     return np.random.default_rng([seed, epoch]).permutation(num_rows)

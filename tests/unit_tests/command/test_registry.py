@@ -9,7 +9,7 @@ from torchtitan_rl.errors import UserError
 from torchtitan_rl.validation import longest_sequence
 
 
-@pytest.mark.parametrize("name", ["sums", "rows", "gsm8k", "math", "countdown", "reasoning_gym", "sft"])
+@pytest.mark.parametrize("name", ["sums", "rows", "gsm8k", "math", "countdown", "reasoning_gym", "verifiers", "sft"])
 def test_a_task_is_sized_for_the_machine(name, monkeypatch):
     sizes = []
     for on_cpu in (True, False):

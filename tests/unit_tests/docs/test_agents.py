@@ -1,8 +1,7 @@
 """The code of docs/agents.md, run as it is written, with a policy that says what it is told to."""
 
+import json
 import os
-import random
-import shutil
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.unit_tests.docs.test_conversations import talk
 from torchtitan_rl.command.registry import load_config
-from torchtitan_rl.data.task import recipe_of
+from torchtitan_rl.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "agents.md").read_text()
@@ -44,21 +43,50 @@ def test_reward_function_receives_the_agents_logs(files):
     assert scored.reward == pytest.approx(1.1)
 
 
-def test_start_of_the_verifiers_example_suits_its_prompts():
-    task = load_config(f"{ROOT}/examples/verifiers/my_verifiers_task.py:words").task
-    recipe = recipe_of(task.warm_start, "task.warm_start")
-    assert recipe.worked(task.build().train_example(0, seed=0), random.Random(0))
+PACKAGE = """
+import datasets, verifiers as vf
+
+def longer(completion, answer, **kwargs):
+    return float(len(completion[-1]["content"]) > len(answer))
+
+def load_environment(words):
+    rows = datasets.Dataset.from_dict({"question": words, "answer": words})
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[longer]))
+"""
 
 
-@pytest.mark.skipif("VERIFIERS_VENV" not in os.environ, reason="needs a venv with verifiers: docs/agents.md")
-def test_verifiers_environment_returns_reward_and_metrics(files):
-    for file in (ROOT / "examples" / "verifiers").glob("*.py"):
-        shutil.copy(file, files)
-    (files / "verifiers_venv").symlink_to(os.environ["VERIFIERS_VENV"])
-    config = load_config(f"{files}/my_verifiers_task.py:words")
+def by_name(name, venv, **arguments):
+    """The config `verifiers` with an environment of a venv that an environment variable names."""
+    config = load_config("verifiers")
+    config.task.name, config.task.args = name, json.dumps(arguments)
+    config.task.python = f"{os.environ.get(venv) or pytest.skip(f'needs a venv, {venv}: docs/agents.md')}/bin/python"
     config.conversations.call_seconds = 600  # a busy machine
-    for said, reward in (("rohcna", 1.0), ("anchor", 0.0)):
+    return config
+
+
+def test_taskset_of_verifiers_is_played_by_its_name(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples" / "verifiers"))
+    config = by_name("my_words", "VERIFIERS_VENV")
+    words = [example.text.split()[1] for example in config.task.build().held_out_examples(9)]
+    assert words == ["dragon"]
+    word = config.task.build().train_example(0, seed=0).text.split()[1]
+    for said, reward in ((word[::-1], 1.0), (word, 0.0)):
         prompt, scored = talk(config, said)
-        assert prompt.messages == [{"role": "user", "content": "Spell anchor backwards."}]
-        assert (scored.reward, scored.completion.finish_reason) == (reward, "stop")
-        assert scored.completion.turns[-1].columns == {"letters": 6.0}
+        assert prompt.messages == [{"role": "user", "content": f"Spell {word} backwards."}]
+        assert (scored.reward, scored.correct, scored.completion.finish_reason) == (reward, None, "stop")
+        assert scored.completion.turns[-1].columns == {"letters": 6.0, "backwards": reward}
+
+
+def test_package_with_load_environment_is_played_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "my_package.py").write_text(PACKAGE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    prompt, scored = talk(by_name("my-package", "VERIFIERS_0_1_VENV", words=["sun", "sun"]), "moon")
+    assert prompt.messages == [{"role": "user", "content": "sun"}]
+    assert (scored.reward, scored.completion.turns[-1].columns["longer"]) == (1.0, 1.0)
+
+
+def test_environment_that_cannot_be_loaded_is_refused_with_the_reason():
+    config = load_config("verifiers")
+    config.task.name = "my_words"  # in the run's own Python
+    with pytest.raises(UserError, match=r"(?s)task.name = 'my_words': .*No module named 'verifiers'"):
+        config.task.build()

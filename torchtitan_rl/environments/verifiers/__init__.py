@@ -1,0 +1,1 @@
+"""Environments of verifiers, by their names."""
