@@ -56,6 +56,7 @@ class AgentEnvironment(FittedEnvironment):
         task: Any = None,
         role: str = "user",
         env: Mapping[str, str] | None = None,
+        same_path: bool = True,
         seconds: float = 600.0,
         parser: CallParser | None = None,
         broken_call_reward: float | None = 0.0,
@@ -65,6 +66,8 @@ class AgentEnvironment(FittedEnvironment):
             task: what the agent is told, such as a question. A command finds it as JSON in the file $AGENT_TASK.
             role: role of the messages that the agent appends; the chat template is tested with it before training.
             env: further environment variables of a command.
+            same_path: whether a command sees its folder at the path that all agents have, so that their first requests are
+                equal. False for a command that needs its user's own namespace, as rootless podman does.
             seconds: maximum time between a turn of the policy and the agent's next request or end. A run lowers it to 0.9 of
                 `conversations.call_seconds`.
             parser: finds the calls in a message. None: the run's `conversations.tool_call_parser`.
@@ -75,7 +78,7 @@ class AgentEnvironment(FittedEnvironment):
         self._parser = parser
         self.role = role
         self._agent, self._task, self._env, self._seconds = agent, task, dict(env or {}), seconds
-        self._broken_call_reward = broken_call_reward
+        self._broken_call_reward, self._same_path = broken_call_reward, same_path
         self._session, self._running = None, None
         self._has_ended = False
         self._request: ChatRequest | None = None
@@ -100,7 +103,11 @@ class AgentEnvironment(FittedEnvironment):
             )
         else:
             self._running = RunningCommand(
-                self._agent, self._session, task=self._task, env=self._env
+                self._agent,
+                self._session,
+                task=self._task,
+                env=self._env,
+                same_path=self._same_path,
             )
         follows = self._listen()
         if isinstance(follows, Outcome):

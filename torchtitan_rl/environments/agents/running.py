@@ -8,13 +8,12 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.environments.agents.protocol import AgentError, AgentFailed, Outcome
+from torchtitan_rl.environments.agents.same_path import HOME, TEMPORARY, WORK, new_folder, placed
 from torchtitan_rl.environments.checks import described
 from torchtitan_rl.environments.threads import event_loop
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-INHERITED = ("PATH", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ")
+INHERITED = ("PATH", "USER", "LANG", "LC_ALL", "TZ")
 """Environment variables of the run that a command gets."""
 
 KEPT = 2000
@@ -37,32 +36,39 @@ STOP_SECONDS = 10.0
 
 
 class RunningCommand:
-    """A command in a new folder. All processes that it has started are killed when its first process ends, or by `stop`."""
+    """A command in a new folder, see `same_path`. All processes that it has started are killed when its first process ends, or by `stop`."""
 
     def __init__(
-        self, command: Sequence[str], session: "Session", *, task: Any, env: Mapping[str, str]
+        self,
+        command: Sequence[str],
+        session: "Session",
+        *,
+        task: Any,
+        env: Mapping[str, str],
+        same_path: bool = True,
     ) -> None:
         self._session = session
-        self._folder = Path(tempfile.mkdtemp(prefix="agent-"))
+        self._folder = new_folder()
         self._result, self._printed = self._folder / "result.json", b""
-        task_file = self._folder / "task.json"
+        seen = self._folder
+        if same_path:
+            command, seen = placed(command, self._folder)
         own = {
             "OPENAI_BASE_URL": session.base_url,
             "OPENAI_API_KEY": session.key,
             "ANTHROPIC_BASE_URL": session.base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": session.key,
-            "AGENT_TASK": str(task_file),
-            "AGENT_RESULT": str(self._result),
+            "AGENT_TASK": str(seen / "task.json"),
+            "AGENT_RESULT": str(seen / self._result.name),
         }
-        home = self._folder / "home"  # a cache in a shared one could answer in the policy's place
-        home.mkdir()
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ} | {
-            "HOME": str(home)
+            "HOME": str(seen / HOME),  # a cache in a shared one could answer in the policy's place
+            "TMPDIR": str(seen / TEMPORARY),
         }
         try:
-            task_file.write_text(json.dumps(task))
+            (self._folder / "task.json").write_text(json.dumps(task))
             self._process = subprocess.Popen(
-                command, cwd=self._folder, env={**inherited, **env, **own}, stdin=subprocess.DEVNULL,
+                command, cwd=self._folder / WORK, env={**inherited, **env, **own}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         except BaseException:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.parts.conversations import ScriptedEngine, conversation, conversations, play, prompts
 from torchtitan_rl.conversation import Conversation
-from torchtitan_rl.environments.agents import AgentEnvironment
+from torchtitan_rl.environments.agents import AgentEnvironment, same_path
 from torchtitan_rl.environments.pool import ConversationError
 
 ASK = """
@@ -60,18 +61,18 @@ def talk(made):
 @pytest.fixture(autouse=True)
 def own_agents(tmp_path, monkeypatch):
     """Agents of this test are told from those of other tests that run at the same time by their temporary folder."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def left_agents() -> list[str]:
     """This test's processes that were started with an agent's key. What is killed may take a moment to end."""
-    mine, deadline = f"TMPDIR={os.environ['TMPDIR']}".encode(), time.monotonic() + 10
+    mine, deadline = f"TMPDIR={tempfile.gettempdir()}/".encode(), time.monotonic() + 10
     while True:
         left = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 environ = (folder / "environ").read_bytes()  # empty for a zombie
-                if b"AGENT_TASK=" in environ and mine in environ.split(b"\0"):
+                if b"AGENT_TASK=" in environ and mine in environ:
                     left.append(folder.name)
         if not left or time.monotonic() > deadline:
             return left
@@ -121,13 +122,31 @@ def test_by_default_a_failed_agent_stops_the_run_with_its_reason(talk):
     assert left_agents() == []
 
 
-def test_leftover_agent_processes_are_killed_and_the_folder_is_removed(talk, tmp_path):
-    note = tmp_path / "note"
-    child = f"subprocess.Popen(['sleep', '99']); open({str(note)!r}, 'w').write(os.getcwd())"
-    [conversation] = talk(f"{child}{GOOD}")
-    assert conversation.finish_reason == "stop"
+SEES = """
+subprocess.Popen(['sleep', '99'])
+for name in (".", os.environ["HOME"], os.environ["TMPDIR"]):
+    assert os.listdir(name) == []
+    open(name + "/mine", "w").write("x")
+places = [os.getcwd(), *(os.environ[name] for name in ("HOME", "TMPDIR", "AGENT_TASK", "AGENT_RESULT"))]
+messages = [{"role": "user", "content": json.dumps(places)}]
+"""
+
+
+@pytest.mark.parametrize("way", [*same_path.WAYS, "none"])
+def test_agents_see_their_own_folders_at_one_path_and_leave_nothing(talk, tmp_path, monkeypatch, way):
+    monkeypatch.setattr(same_path, "WAYS", {name: prefix for name, prefix in same_path.WAYS.items() if name == way})
+    at = tmp_path / f"agent-{os.getuid()}"
+    if way != "none" and same_path.placed([], tmp_path) == ([], tmp_path):
+        pytest.skip(f"no namespaces {way} on this machine")
+    played = talk(SEES + GOOD, SEES + GOOD)
+    assert [(one.finish_reason, one.turns[-1].reward) for one in played] == [("stop", 0.5)] * 2
+    places = [json.loads(one.prompt.messages[0]["content"]) for one in played]
+    assert (
+        places[0] == places[1] == [str(at / name) for name in ("work", "home", "tmp", "task.json", "result.json")]
+    ) == (way != "none")
     assert left_agents() == []
-    assert not os.path.exists(note.read_text())
+    assert [*tmp_path.glob("agent-*")] == [at]
+    assert [*at.iterdir()] == []
 
 
 def test_truncated_agent_is_killed_and_its_posted_reward_counts(talk):
