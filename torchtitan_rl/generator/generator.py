@@ -300,12 +300,12 @@ class SamplingRound:
             group = groups[conversation_idx]
             unfinished[id(group)] -= 1
             if unfinished[id(group)] == 0:
-                version, prompt = self._generator.policy_version, _prompt_of(group)
+                version, prompt = self._generator.policy_version, group_prompt(group)
                 samples = [conversation.completion(version, prompt) for conversation in group]
                 yield Group(prompt=prompt, samples=samples)
 
 
-def _prompt_of(group: Sequence[Conversation]) -> Prompt:
+def group_prompt(group: Sequence[Conversation]) -> Prompt:
     """Returns the prompt of a group: one that was read, as a failed reset leaves it without the environment's messages."""
     read = [conversation.prompt for conversation in group if conversation.num_sampled]
     prompts = read or [conversation.prompt for conversation in group]

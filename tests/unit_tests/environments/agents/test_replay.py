@@ -12,6 +12,7 @@ from tests.parts.conversations import conversation, conversations, play, prompts
 from tests.parts.replay import Exchange, faults, sampled_runs
 from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.environments.agents import AgentEnvironment, gateway
+from torchtitan_rl.generator.generator import group_prompt
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {}}}}}
 
@@ -112,6 +113,45 @@ def test_every_sampled_token_is_trained_once_after_what_its_request_showed(made,
     traces = [len(one.traces) for _, one in played]
     assert max(traces) >= 5
     assert np.mean(traces) > 2
+
+
+def titled_agent(log: list[Exchange], order: str):
+    """An agent that also asks for a title of its conversation: before, after or beside its first request, as opencode does."""
+
+    async def agent(task, *, base_url, api_key):
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {api_key}"}, timeout=60) as web:
+
+            async def ask(messages, **more) -> dict:
+                request = json.loads(json.dumps({"model": "x", "messages": messages, **more}))
+                answer = await web.post(f"{base_url}/chat/completions", json=request)
+                log.append(Exchange(request, answer.json()["choices"][0]["message"]))
+                return answer.json()["choices"][0]["message"]
+
+            main = [{"role": "system", "content": "You write."}, {"role": "user", "content": "Write a line."}]
+            title = [{"role": "system", "content": "Give a title."}, {"role": "user", "content": "Write a line."}]
+            if order == "before":
+                await ask(title)
+            asked = [ask(main), ask(title)] if order == "beside" else [ask(main)]
+            message, *_ = await asyncio.gather(*asked)
+            await ask([*main, message, {"role": "user", "content": "Go on."}])
+            if order == "after":
+                await ask(title)
+
+    return agent
+
+
+def test_a_title_before_beside_or_after_the_first_request_is_a_trace_of_its_sample(made):
+    logs = {order: [] for order in ("before", "beside", "after")}
+    [prompt] = prompts(made, 1)
+    played = [conversation(prompt, i) for i in range(3)]
+    agents = iter([titled_agent(log, order) for order, log in logs.items()])
+    play(conversations(lambda _: AgentEnvironment(next(agents)), made, max_open=1), Chatter(made, 5), played)
+    shared = group_prompt(played)
+    assert {one.prompt.text for one in played} > {shared.text}
+    for log, one in zip(logs.values(), played, strict=True):
+        completion = one.completion(0, shared)
+        assert (one.finish_reason, len(one.turns), len(one.traces)) == ("stop", 3, 2)
+        assert faults(log, completion.prompt or shared, completion, made) == []
 
 
 def test_the_checker_sees_a_token_that_is_wrong_missing_or_twice(made):
