@@ -109,6 +109,8 @@ class ChatRequest:
             if not request["messages"]:
                 raise ValueError("it has no messages")
             tools = request.get("tools") or []
+            for tool in tools:  # one without parameters takes none; chat templates read them
+                tool["function"].setdefault("parameters", {"type": "object", "properties": {}})
             return cls(
                 messages=[_read_message(message) for message in request["messages"]],
                 tools=tools,
