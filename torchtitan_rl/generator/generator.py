@@ -107,7 +107,9 @@ class Generator(Configurable):
             if environments and environments.may_answer:
                 from torchtitan_rl.generator.grammars import Grammars  # it imports vLLM
 
-                self.make_grammar = Grammars(self.llm, tokenizer, tool_call_parser).of
+                self.make_grammar = Grammars(
+                    self.llm, tokenizer, tool_call_parser, self.end_token_ids
+                ).of
 
     @property
     def dtype(self) -> torch.dtype:

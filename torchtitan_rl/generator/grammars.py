@@ -1,4 +1,4 @@
-"""Grammars of the policy's turns, for what agents ask with `response_format` and `tool_choice`.
+"""Grammars of the policy's turns, for what agents ask with `response_format`, `tool_choice` and `structured_outputs`.
 
 The engine gives the tokens that a grammar does not allow the logit -inf. `KeptTokens` records the others, so that the trainer
 scores with the distribution that was sampled from.
@@ -6,20 +6,17 @@ scores with the distribution that was sampled from.
 
 import contextlib
 import json
-import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.hf import from_tokenizer
+from llguidance.torch import allocate_token_bitmask
 from torch import Tensor
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import check_json_nesting
-from vllm.v1.structured_output.backend_xgrammar import (
-    XgrammarBackend,
-    XgrammarGrammar,
-    has_xgrammar_unsupported_json_features,
-)
+from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
 
 from torchtitan_rl.generator.patches import replace_grammar_backend
 
@@ -28,135 +25,145 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 MOST_CHARACTERS = 32_768
-"""Maximum length of a request's schemas. The time to compile a grammar grows with it."""
+"""Maximum length of a request's schemas."""
+
+MOST_COUNT = 10_000
+"""Maximum of a schema's counts of items and properties: the time to compile a grammar grows with them."""
 
 MOST_SPACES = 32
 """White space that JSON may have in one place. Without a limit, a policy may write nothing else."""
 
-_READ_PAST = {"not", "if", "dependentRequired", "dependentSchemas", "$anchor", "$dynamicRef"}
-"""Keywords that xgrammar does not follow. Beside one of _ALONE it follows none but _NOTES, which say nothing."""
-_ALONE = ("$ref", "anyOf", "oneOf", "allOf")
-_NOTES = {
-    "title",
-    "description",
-    "default",
-    "examples",
-    "discriminator",
-    "$defs",
-    "definitions",
-    "$schema",
-}
+LARGEST = 10**18
+"""Largest absolute value of a number. Without a limit, a policy may write 1e999, which is no finite number."""
+
+_LIMITS = LLParserLimits(max_grammar_size=50_000, verbose_errors=False)
+
+_ANY = "any-json"
+_ANY_JSON = {"$ref": f"#/$defs/{_ANY}"}
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_WITHIN = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf")
+_ELSEWHERE = {"$ref", "anyOf", "oneOf", "allOf", "enum", "const"}
+"""Keywords that say where a schema's values are described."""
+
+_NAMING = {"$ref", "anyOf", "oneOf", "allOf", "properties", "patternProperties", "required"}
+_COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
 
 
-@dataclass
-class _Grammar(XgrammarGrammar):
-    """A turn may end where nothing else is allowed, for example in a schema that contains itself without an end."""
-
-    end_token_ids: Collection[int] = ()
-    is_stuck: bool = False
-
-    def fill_bitmask(self, bitmask: Tensor, idx: int) -> None:
-        """Allow the next tokens in row `idx` of the bitmask [N, ceil(V / 32)]."""
-        super().fill_bitmask(bitmask, idx)
-        words = bitmask[idx].numpy().view(np.uint32)  # [ceil(V / 32)]
-        self.is_stuck = not words.any()
-        for token in self.end_token_ids if self.is_stuck else ():
-            words[token // 32] |= np.uint32(1 << token % 32)
-
-    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """Go on after these tokens. False would end the request with an error, and so the run."""
-        return self.is_stuck or super().accept_tokens(request_id, tokens)
-
-
-class Grammars(XgrammarBackend):
-    """Makes and compiles the grammars of one engine. Several threads may use it."""
+class Grammars:
+    """Makes and compiles the grammars of one engine, in the place of vLLM's backend. Several threads may use it."""
 
     def __init__(
-        self, llm: "LLM", tokenizer: "PreTrainedTokenizerBase", tool_call_parser: str
+        self,
+        llm: "LLM",
+        tokenizer: "PreTrainedTokenizerBase",
+        tool_call_parser: str,
+        end_token_ids: Sequence[int],
     ) -> None:
-        config = llm.llm_engine.vllm_config
-        super().__init__(config, tokenizer, config.model_config.get_vocab_size())
+        """Raises ValueError if the tokenizer has no fast form."""
+        self.vocab_size = max(
+            llm.llm_engine.vllm_config.model_config.get_vocab_size(), len(tokenizer)
+        )
+        self.tokenizer = from_tokenizer(tokenizer, self.vocab_size, eos_token=list(end_token_ids))
         replace_grammar_backend(llm, self)
         template = str(tokenizer.chat_template)
         self._thinks = "</think>" in template
         self._calls = call_form(tool_call_parser, template)
 
-    def compile_grammar(self, *args: Any, stop_token_ids: Collection[int] = ()) -> _Grammar:
+    def compile_grammar(
+        self, kind: Any, grammar: str, stop_token_ids: Collection[int] = ()
+    ) -> GuidanceGrammar:
         """Returns what a request starts with."""
-        made = super().compile_grammar(*args, stop_token_ids=stop_token_ids)
-        return _Grammar(made.vocab_size, made.matcher, made.ctx, end_token_ids=stop_token_ids)
+        matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=_LIMITS)
+        return GuidanceGrammar(matcher, self.tokenizer, self.vocab_size)
+
+    def allocate_token_bitmask(self, rows: int) -> Tensor:
+        """Returns a bitmask [rows, ceil(V / 32)]."""
+        return allocate_token_bitmask(rows, self.vocab_size)
+
+    def destroy(self) -> None:
+        """Nothing is open."""
 
     def of(
-        self, schema: Any, tools: Sequence[Mapping[str, Any]], *, begins_thinking: bool = False
+        self,
+        schema: Any,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        texts: Sequence[str] = (),
+        begins_thinking: bool = False,
     ) -> str:
-        """Returns the grammar of a turn that is JSON as `schema` asks, or else calls of `tools`: see `Answer`.
+        """Returns the grammar of a turn that is JSON as `schema` asks, one of `texts`, or calls of `tools`: see `Answer`.
 
         Args:
-            schema: a JSON schema; None: only calls.
-            tools: the functions that may be called; none: only JSON.
+            schema: a JSON schema; None: no JSON.
+            tools: the functions that may be called; none: no calls.
             begins_thinking: whether the turn begins inside a `<think>` block.
 
         Raises:
             ValueError: in words, if no grammar follows them.
         """
-        given = json.dumps([schema, *tools])
-        if len(given) > MOST_CHARACTERS:
+        request = json.dumps([schema, *tools, *texts])
+        if len(request) > MOST_CHARACTERS:
             raise ValueError(
-                f"schemas of {len(given):,} characters; expected at most {MOST_CHARACTERS:,}"
+                f"schemas of {len(request):,} characters; expected at most {MOST_CHARACTERS:,}"
             )
         try:
-            check_json_nesting(given)
+            check_json_nesting(request)
         except VLLMValidationError as error:
             raise ValueError(str(error)) from None
-        formats: list[Any] = [self._format_of(tools)] if tools else []
+        forms, schemas = [json.dumps(text) for text in texts], {}
         if schema is not None:
-            formats.append(_json_as(schema))
-        elements: list[Any] = [{"type": "or", "elements": formats}]
+            forms.append("@json")
+            schemas["json"] = json_as(schema)
+        if tools:
+            forms.append(self._form_of_calls(tools, schemas))
+        rules = f"form: {' | '.join(forms)}\n"
         if begins_thinking or self._thinks:
-            begin = "" if begins_thinking else "<think>"
-            thoughts: Any = {
-                "type": "tag",
-                "begin": begin,
-                "content": {"type": "any_text"},
-                "end": "</think>",
-            }
-            thoughts = thoughts if begins_thinking else {"type": "optional", "content": thoughts}
-            elements = [thoughts, {"type": "regex", "pattern": "[ \\n]*"}, *elements]
-        grammar = json.dumps(
-            {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
-        )
-        try:
-            self.compiler.compile_structural_tag(grammar)  # which keeps it for the engine
-        except RuntimeError as error:
-            raise ValueError(re.sub(r"^\S+ \S+:\d+: ", "", str(error)).strip()) from None
+            begin = "" if begins_thinking else '"<think>" '
+            rules += f'thoughts[lazy]: THOUGHTS\nTHOUGHTS: {begin}/(.|\\n)*/ "</think>"\n'
+            rules += f"start: thoughts{'' if begins_thinking else '?'} /[ \\n]*/ form\n"
+        else:
+            rules += "start: form\n"
+        grammar = _grammar(rules, schemas)
+        self._check(grammar)
         return grammar
 
-    def _format_of(self, tools: Sequence[Mapping[str, Any]]) -> Any:
-        """Calls of these tools, with arguments as their schemas ask where a grammar can follow them."""
+    def _check(self, grammar: str) -> None:
+        """Raises ValueError if this is no grammar, or one that no text follows."""
+        matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise ValueError(f"no grammar follows it: {' '.join(matcher.get_error().split())}")
+        matcher.compute_bitmask()  # finds that the first token has no choice
+        if matcher.is_stopped():
+            raise ValueError("no text follows it")
+
+    def _form_of_calls(self, tools: Sequence[Mapping[str, Any]], schemas: dict[str, Any]) -> str:
+        """Returns the form of calls of these tools, with arguments as their schemas ask where a grammar can follow them.
+
+        Adds the arguments' schemas to `schemas`.
+        """
         if self._calls is None:
             raise ValueError(
                 "there is no grammar here for the form in which the policy writes tool calls"
             )
         begin, end, separator = self._calls
-        tags: list[Any] = []
-        for tool in tools:
-            function, arguments = tool["function"], _json_as({"type": "object"})
+        calls: list[str] = []
+        for number, tool in enumerate(tools):
+            function, arguments = tool["function"], json_as({"type": "object"})
             with contextlib.suppress(ValueError):
-                arguments = _json_as(function.get("parameters") or {"type": "object"})
-            tags.append(
-                {
-                    "type": "tag",
-                    "begin": begin % json.dumps(function["name"]),
-                    "content": arguments,
-                    "end": end,
-                }
-            )
-        return {
-            "type": "tags_with_separator",
-            "tags": tags,
-            "separator": separator,
-            "at_least_one": True,
-        }
+                asked = json_as(function.get("parameters") or {"type": "object"})
+                self._check(_grammar("start: @json\n", {"json": asked}))
+                arguments = asked
+            schemas[f"arguments{number}"] = arguments
+            begins = json.dumps(begin % json.dumps(function["name"]))
+            calls.append(f"{begins} @arguments{number} {json.dumps(end)}")
+        call = f"({' | '.join(calls)})"
+        return f"{call} ({json.dumps(separator)} {call})*"
+
+
+def _grammar(rules: str, schemas: Mapping[str, Any]) -> str:
+    """Rules in Lark's notation, with JSON by the name of its schema."""
+    parts = [{"name": name, "json_schema": schema} for name, schema in schemas.items()]
+    return json.dumps({"grammars": [{"lark_grammar": rules}, *parts]})
 
 
 def call_form(tool_call_parser: str, template: str) -> tuple[str, str, str] | None:
@@ -169,19 +176,90 @@ def call_form(tool_call_parser: str, template: str) -> tuple[str, str, str] | No
     return {"auto": auto, "hermes": hermes, "llama3_json": llama}.get(tool_call_parser)
 
 
-def _json_as(schema: Any) -> Any:
-    """JSON as a schema asks. Raises ValueError with a keyword that xgrammar does not follow."""
-    if has_xgrammar_unsupported_json_features(schema):
-        raise ValueError("no grammar follows a keyword of the schema")
-    checked = json.loads(json.dumps(schema), object_hook=_checked)
-    return {"type": "json_schema", "json_schema": checked, "max_whitespace_cnt": MOST_SPACES}
+def json_as(schema: Any) -> dict[str, Any]:
+    """Returns a schema of values that `schema` asks for and every reader of JSON takes.
+
+    Numbers are finite. Objects with named properties have no others, unless the schema puts schemas together.
+
+    Raises:
+        ValueError: if it is no schema, or the grammar of its counts would be too large.
+    """
+    if not isinstance(schema, dict):
+        raise ValueError(f"the schema is {schema!r:.80}; expected an object")
+    narrowed = json.loads(json.dumps(schema))
+    parts = list(_schemas(narrowed))
+    for part in parts:
+        for key in _COUNTS:
+            if isinstance(part.get(key), int | float) and part[key] > MOST_COUNT:
+                raise ValueError(f"{key} {part[key]:,}; expected at most {MOST_COUNT:,}")
+    steps = [part["multipleOf"] for part in parts if "multipleOf" in part]
+    if not all(isinstance(step, int) for step in steps) or math.lcm(*steps) > MOST_COUNT:
+        raise ValueError(
+            f"multipleOf {steps!r:.80}; expected integers whose multiple is at most {MOST_COUNT:,}"
+        )
+    if any(map(_is_combined, parts)):
+        for part in parts:  # two schemas at once may not have arrays of any depth
+            _narrow(part, rest=True, anything={"minimum": -LARGEST, "maximum": LARGEST})
+    else:
+        any_json: dict[str, Any] = {}
+        for part in (*parts, any_json):
+            _narrow(part, rest=False, anything=_ANY_JSON)
+        if isinstance(narrowed.setdefault("$defs", {}), dict):
+            narrowed["$defs"][_ANY] = any_json
+    space = f"[ \\n\\r\\t]{{0,{MOST_SPACES}}}"
+    narrowed["x-guidance"] = {
+        "whitespace_flexible": False,
+        "item_separator": f"{space},{space}",
+        "key_separator": f"{space}:{space}",
+        "coerce_one_of": True,
+    }
+    return narrowed
 
 
-def _checked(part: dict[str, Any]) -> dict[str, Any]:
-    unread = part.keys() & _READ_PAST
-    for key in _ALONE:
-        if isinstance(part.get(key), str | list):
-            unread |= part.keys() - _NOTES - {key}
-    if unread or not str(part.get("$ref", "#")).startswith("#"):
-        raise ValueError(f"no grammar follows {', '.join(sorted(unread)) or '$ref'} here")
-    return part
+def _schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """All schemas in a schema, itself first. Those that are True become {}."""
+    yield schema
+    for key in schema.keys() & {*_BY_NAME, *_WITHIN}:
+        value, places = schema[key], [(schema, key)]
+        if isinstance(value, list):
+            places = [(value, number) for number in range(len(value))]
+        elif isinstance(value, dict) and key in _BY_NAME:
+            places = [(value, name) for name in value]
+        for container, place in places:
+            if container[place] is True:
+                container[place] = {}
+            if isinstance(container[place], dict):
+                yield from _schemas(container[place])
+
+
+def _is_combined(schema: Mapping[str, Any]) -> bool:
+    """Whether the properties of its values are named in several places."""
+    named, parts = len(schema.keys() & _NAMING), schema.get("allOf")
+    if isinstance(parts, list):
+        named += len(parts) - 1
+    return named > 1 and bool(schema.keys() & _ELSEWHERE)
+
+
+def _narrow(schema: dict[str, Any], *, rest: bool, anything: Mapping[str, Any]) -> None:
+    """Limit what a schema alone leaves open: numbers, and what is in arrays and objects.
+
+    Args:
+        rest: whether there may be keys and items beside those that are named.
+        anything: the schema of keys and items without one.
+    """
+    if schema.keys() & _ELSEWHERE:
+        return
+    kinds = schema.get("type", ["array", "number", "object"])
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if "number" in kinds or "integer" in kinds:
+        if "exclusiveMinimum" not in schema:
+            schema.setdefault("minimum", -LARGEST)
+        if "exclusiveMaximum" not in schema:
+            schema.setdefault("maximum", LARGEST)
+    if "array" in kinds:
+        is_list = isinstance(schema.get("items"), list)
+        others = rest or not (is_list or "prefixItems" in schema)
+        schema.setdefault("additionalItems" if is_list else "items", others and anything)
+    if "object" in kinds:
+        others = rest or not (schema.get("properties") or schema.get("patternProperties"))
+        schema.setdefault("additionalProperties", others and anything)

@@ -1,6 +1,7 @@
 """Fields of an agent's request beside its messages: which the run decides, which are refused, which a grammar follows."""
 
 import functools
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,16 +23,26 @@ _FOLLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
     "conversation": ((), "send the whole history in input"),
     "background": ((False,), "wait for the answer"),
     "prompt": ((), "send the messages in input"),
+    "thread": ((), "send the whole conversation without it"),
+    "structured_outputs": ((), "describe the form in the prompt, and read it in the agent"),
+    "guided_json": ((), "describe the form in the prompt, and read it in the agent"),
+    "guided_choice": ((), "describe the form in the prompt, and read it in the agent"),
+    "guided_regex": ((), "use guided_json or guided_choice"),
+    "guided_grammar": ((), "use guided_json or guided_choice"),
 }
 """{field: (values that are followed, the remedy for others)}. An answer that does not follow them would be wrong."""
 
-_BY_GRAMMAR = ("response_format", "tool_choice")
+_FORMS = ("response_format", "structured_outputs", "guided_json", "guided_choice")
+_WAYS = {"json", "json_object", "choice", "regex", "grammar", "structural_tag"}
+"""What a turn may be asked to be in vLLM's structured_outputs."""
+
+_BY_GRAMMAR = (*_FORMS, "tool_choice")
 """What `grammar_of` follows, where the engine records the tokens that it kept."""
 
 _SAMPLING = (
     "temperature", "top_p", "top_k", "stop", "stop_sequences", "max_tokens", "max_completion_tokens",
     "max_output_tokens", "seed", "frequency_penalty", "presence_penalty", "logit_bias",
-    "min_p", "repetition_penalty", "structured_outputs",
+    "min_p", "repetition_penalty",
 )  # fmt: skip
 """What the run decides."""
 
@@ -63,19 +74,30 @@ def grammar_of(
     Raises NotFollowed if no grammar follows the request. `make` is `Grammars.of`.
     """
     choice = request.get("tool_choice") or "auto"
-    form = request.get("response_format") or {"type": "text"}
-    field = "response_format" if choice == "auto" else "tool_choice"
-    schema = None
+    forms = [name for name in _FORMS if request.get(name) not in (None, {}, {"type": "text"})]
+    field = "tool_choice" if choice != "auto" or not forms else forms[0]
+    form: Any = {"type": "text"}
+    if forms:  # one of guided_json as structured_outputs has it
+        form = request[forms[0]]
+        guided = forms[0].removeprefix("guided_")
+        form = {guided: form} if guided != forms[0] else form
+    schema, texts = None, ()
     try:
+        if len(forms) > 1 or (isinstance(form, dict) and len(form.keys() & _WAYS) > 1):
+            raise ValueError("ask for one form")
         match choice, form:
             case "auto", {"type": "text"}:
                 return None
-            case "auto", {"type": "json_object"}:
+            case "auto", {"type": "json_object"} | {"json_object": True}:
                 schema = {"type": "object"}
             case "auto", {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
                 pass
-            case "auto", {"type": "json_schema", "schema": dict(schema)}:
+            case "auto", {"type": "json_schema", "schema": dict(schema)} | {"json": dict(schema)}:
                 pass  # all but chat completions have it here
+            case "auto", {"json": str(text)}:
+                schema = json.loads(text)
+            case "auto", {"choice": [str(), *_] as texts}:
+                pass
             case "required", _:
                 pass
             case (
@@ -86,9 +108,9 @@ def grammar_of(
                 tools = [tool for tool in tools if tool["function"]["name"] == name]
             case _:
                 raise ValueError(_FOLLOWED[field][1])
-        if schema is None and not tools:
+        if schema is None and not texts and not tools:
             raise ValueError("the request has no such tool")
-        return make(schema, tools)
+        return make(schema, tools, texts=texts)
     except ValueError as error:
         raise _not_followed(field, request[field], str(error)[:400]) from None
 
@@ -104,3 +126,12 @@ def _note(names: tuple[str, ...]) -> None:
     """Logs the fields, once for each combination of them."""
     if names:
         logger.info(f"agents asked for {', '.join(names)}: the run decides how to sample")
+
+
+@functools.cache
+def note_left_out(*kinds: str) -> None:
+    """Logs the types of tools that no policy here can call, once for each combination of them."""
+    if kinds:
+        logger.warning(
+            f"agents' tools of type {', '.join(kinds)} are left out: only functions are followed"
+        )

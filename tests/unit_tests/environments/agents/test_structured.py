@@ -1,14 +1,16 @@
 """Structured answers and required calls, as real clients ask a real engine for them: each turn is as asked, and trained as sampled."""
 
+import contextlib
 import copy
 import json
+import time
 from typing import Literal
 
 import anthropic
+import jsonschema
 import openai
 import pydantic
 import pytest
-import xgrammar
 
 from tests.parts.conversations import TaskWith, prompts
 from tests.parts.talk import chat_tokenizer, save_talker
@@ -16,6 +18,8 @@ from tests.parts.tiny import DIMENSIONS, members_of, sampled
 from tests.unit_tests.generator.test_kept_tokens import COUNTS, TEMPERATURE, gate_of, kept_sets, scores
 from tests.unit_tests.sync.test_weight_sync import Pair
 from torchtitan_rl.environments.agents import AgentEnvironment
+from torchtitan_rl.environments.agents.protocol import ChatRequest
+from torchtitan_rl.environments.agents.settings import NotFollowed
 from torchtitan_rl.environments.factory import Conversations
 from torchtitan_rl.generator import grammars as engine_grammars
 from torchtitan_rl.generator.grammars import MOST_CHARACTERS, Grammars, call_form
@@ -48,7 +52,8 @@ def saved(folder):
 def pair(one_rank, tmp_path_factory):
     engine_grammars.MOST_SPACES = 1  # a random policy would use them
     pair = Pair(tmp_path_factory.mktemp("pair"), saved, records_kept=True, tokenizer=chat_tokenizer())
-    pair.grammars = Grammars(pair.generator.llm, pair.generator.tokenizer, "auto")
+    made = pair.generator
+    pair.grammars = Grammars(made.llm, made.tokenizer, "auto", made.end_token_ids)
     pair.generator.make_grammar = pair.grammars.of
     yield pair
     pair.generator.close()
@@ -69,7 +74,7 @@ async def ask_for_all(task, *, base_url, api_key):
     """Free turns between forms of every API, each a trace of its own."""
     client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=None)
     claude = anthropic.AsyncAnthropic(base_url=base_url.removesuffix("/v1"), api_key=api_key, timeout=None)
-    asked = {"model": "x", "messages": [USER]}
+    chat, asked = client.chat.completions, {"model": "x", "messages": [USER]}
     parsed = await client.chat.completions.parse(**asked, response_format=Move)
     assert isinstance(parsed.choices[0].message.parsed, Move)
     assert isinstance((await client.responses.parse(model="x", input="?", text_format=Move)).output_parsed, Move)
@@ -85,6 +90,20 @@ async def ask_for_all(task, *, base_url, api_key):
         for call in answer.choices[0].message.tool_calls:
             Move.model_validate_json(call.function.arguments)
             assert call.function.name in names
+    for form in (
+        {"guided_json": SCHEMA},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        {"structured_outputs": {"choice": ['{"to":30}', '{"to":"up"}']}},
+        {"guided_choice": ['{"to":"up"}']},
+    ):
+        Move.model_validate_json((await chat.create(**asked, extra_body=form)).choices[0].message.content)
+    for form in (
+        {"structured_outputs": {"regex": "a"}},
+        {"guided_regex": "a"},
+        {"guided_json": {}, "guided_choice": []},
+    ):
+        with pytest.raises(openai.BadRequestError, match="use|describe|ask for one form"):
+            await chat.create(**asked, extra_body=form)
     for choice in ({"type": "any"}, {"type": "tool", "name": "move"}):
         answer = await claude.messages.create(**asked, max_tokens=9, tools=CLAUDES, tool_choice=choice)
         assert all(Move(**block.input) for block in answer.content)
@@ -129,42 +148,111 @@ def nested(depth: int):
     return {"type": "array", "items": nested(depth - 1)} if depth else {"type": "integer"}
 
 
+OPTIONAL = {f"p{number}": {"type": "string"} for number in range(300)}
 REFUSED = {
     "deep": (nested(70), "at most 64 levels"),
     "giant": ({"enum": ["x" * MOST_CHARACTERS]}, "expected at most 32,768"),
-    "unknown type": ({"type": "colour"}, "Unsupported type"),
-    "no values": ({"enum": []}, "must not be empty"),
-    "lost reference": ({"$ref": "#/$defs/gone"}, r"Cannot find field \$defs"),
-    "another file": ({"$ref": "https://example.com/a.json"}, r"no grammar follows \$ref"),
-    "read past": ({"type": "string", "not": {"const": "a"}}, "no grammar follows not here"),
-    "beside": ({"type": "object", "anyOf": [{"required": ["a"]}]}, "no grammar follows type here"),
-    "unsupported": ({"type": "integer", "multipleOf": 5}, "no grammar follows"),
-    "pattern": ({"type": "string", "pattern": "(("}, "not closed"),
+    "unknown type": ({"type": "colour"}, "Invalid type: colour"),
+    "no values": ({"enum": []}, "Unsatisfiable schema"),
+    "lost reference": ({"$ref": "#/$defs/gone"}, r"/\$defs/gone' does not exist"),
+    "another file": ({"$ref": "https://example.com/a.json"}, "does not fetch"),
+    "read past": ({"type": "string", "not": {"const": "a"}}, 'Unimplemented keys: ."not"'),
+    "look-ahead": ({"type": "string", "pattern": "(?=a)b"}, "look-ahead.* is not supported"),
+    "pattern": ({"type": "string", "pattern": "(("}, "unclosed group"),
     "list": ([1], "describe the format in the prompt"),
-}
-NOTHING_OR_ONE = ({"$ref": "#"}, {"anyOf": [{"$ref": "#"}, {"const": 1}]})
+    "itself alone": ({"$ref": "#"}, "no text follows it"),
+    "count of properties": ({"properties": OPTIONAL, "minProperties": 150}, "min/maxProperties only supported"),
+    "count of items": ({"items": {"maxItems": 10**9}}, "maxItems 1,000,000,000; expected at most 10,000"),
+    "large grammar": (
+        {"properties": {name: {"type": "array", "maxItems": 9999} for name in "abcdefgh"}}, "grammar size.* too big"
+    ),
+    "large step": ({"type": "integer", "multipleOf": 999983}, r"multipleOf \[999983\]; expected integers"),
+    "many branches": (
+        {"allOf": [{"anyOf": [{"required": ["a"]}, {"required": [f"b{i}"]}]} for i in range(40)]}, "schema too large"
+    ),
+    "definitions": ({"$defs": [1], "$ref": "#/$defs/0"}, "no grammar follows it"),
+    "no list": ({"allOf": 5}, "allOf must be an array"),
+    "not a schema": ({"properties": {"a": 5}}, "schema must be an object or boolean"),
+}  # fmt: skip
 
 
-def test_hostile_schemas_get_a_sentence_or_end_their_own_conversation(pair):
+def test_hostile_schemas_are_refused_in_seconds_with_a_sentence(pair):
+    for schema, reason in REFUSED.values():
+        body = {"messages": [USER], "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+        began = time.monotonic()
+        with pytest.raises(NotFollowed, match=reason):
+            ChatRequest.read("", json.dumps(body).encode(), pair.grammars.of)
+        assert time.monotonic() - began < 3, schema
+    for choice in ("none", {"type": "function", "function": {"name": "gone"}}, 3):
+        body = {"messages": [USER], "tools": TOOLS, "tool_choice": choice}
+        with pytest.raises(NotFollowed, match="asked for tool_choice"):
+            ChatRequest.read("", json.dumps(body).encode(), pair.grammars.of)
+
+
+def test_a_refused_schema_and_an_endless_turn_leave_the_conversation_whole(pair):
     async def agent(task, *, base_url, api_key):
         chat = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=None).chat.completions
         asked = {"model": "x", "messages": [USER]}
-        for schema, reason in REFUSED.values():
-            with pytest.raises(openai.BadRequestError, match=reason):
-                await chat.create(**asked, response_format={"type": "json_schema", "json_schema": {"schema": schema}})
-        for choice in ("none", {"type": "function", "function": {"name": "gone"}}, 3):
-            with pytest.raises(openai.BadRequestError, match="asked for tool_choice"):
-                await chat.create(**asked, tools=TOOLS, tool_choice=choice)
-        for schema in NOTHING_OR_ONE:
-            await chat.create(**asked, response_format={"type": "json_schema", "json_schema": {"schema": schema}})
-
+        for schema in ({"type": "colour"}, {"anyOf": [{"$ref": "#"}, {"const": 1}]}):
+            form = {"type": "json_schema", "json_schema": {"schema": schema}}
+            with contextlib.suppress(openai.BadRequestError):
+                await chat.create(**asked, response_format=form)
         await chat.create(**asked, response_format={"type": "json_object"})  # a random policy may not end its keys
 
     _, samples = play(pair, agent, max_tokens=400)
     assert {one.finish_reason for one in samples} <= {"max_tokens", "stop"}
     for one in samples:
-        nothing, number, whole = [turn.text for turn in one.turns]
-        assert (nothing, number, whole[0]) == ("", "1", "{")
+        number, whole = [turn.text for turn in one.turns]
+        assert (number, whole[0]) == ("1", "{")
+
+
+NEXT = {"$defs": {"n": {"type": "object", "properties": {"v": {"type": "integer"}, "n": {"$ref": "#/$defs/n"}}}}}
+A, B = ({"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]} for name in "ab")
+FOLLOWED = {
+    "pattern at the start": ({"type": "string", "pattern": "^[A-Z]"}, ['"Ann"', '"A"'], ['"ann"', '""']),
+    "pattern of an address": ({"type": "string", "pattern": "^https?://"}, ['"https://x.org"'], ['"see https://x.org"']),
+    "pattern anywhere": (
+        {"type": "string", "pattern": "cat|^dog$"}, ['"concatenate"', '"dog"', '"\\"cat"'], ['"dogs"', '"ca\nt"']
+    ),
+    "length": (
+        {"type": "string", "minLength": 2, "maxLength": 3},
+        ['"a\\nb"', '"\\"\\\\"', '"\N{GRINNING FACE}b"'], ['"a\nb"', '"a\tb"', '"\\n"', '"abcd"', '"\x01\x02"'],
+    ),
+    "pattern and length": ({"type": "string", "pattern": "a", "maxLength": 3}, ['"xay"'], ['"xxay"', '"xy"']),
+    "string": ({"type": "string"}, ['"a\\nb"', '"\\u0001"'], ['"\\ud800"', '"a\nb"']),
+    "number": ({"type": "number"}, ["1.5", "-0.25", "1000000"], ["1e999", "1e5", "9" * 400]),
+    "positive": ({"type": "number", "exclusiveMinimum": 0}, ["0.5", "12"], ["0", "-1", "9" * 400]),
+    "integer": ({"type": ["integer", "null"]}, ["12", "-3", "null"], ["1.5", "9" * 5000]),
+    "step": ({"type": "integer", "multipleOf": 5}, ["15"], ["16"]),
+    "anything": ({}, ['{"a":[1,{"b":null}]}', '"x"'], ["[1e999]", '{"a":1e999}', '{"a":{"b":[1e999]}}']),
+    "named keys": (B, ['{"b":1}', '{"b" :1}'], ['{"b":1,"c":1}', '{"b":  1}', "{}"]),
+    "any keys": ({"type": "object"}, ["{}", '{"a":1}'], ['{"a":1e999}']),
+    "anything within": ({"properties": {"a": True}, "type": "object"}, ['{"a":[1]}'], ['{"a":[1e999]}']),
+    "all of": ({"allOf": [A, B]}, ['{"a":1,"b":2}'], ['{"a":1}', '{"b":2}', '{"a":1,"b":1e999}']),
+    "beside": ({**A, "required": [], "anyOf": [{"required": ["a"]}]}, ['{"a":1}'], ["{}"]),
+    "beside a list": ({"type": "string", "enum": ["a", 1]}, ['"a"'], ["1"]),
+    "itself": ({**NEXT, "$ref": "#/$defs/n"}, ['{"v":1,"n":{"v":2}}'], ['{"v":1,"n":{"w":2}}', '{"v":1.5}']),
+    "key named as a keyword": ({"properties": {"not": {"const": 1}}, "type": "object"}, ['{"not":1}'], ['{"not":2}']),
+    "places": ({"type": "array", "prefixItems": [{"const": 1}, True]}, ['[1,"x"]'], ['["x"]', "[1,2,3]"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_json_is_what_the_schema_asks_and_readers_take(pair, name):
+    schema, accepted, refused = FOLLOWED[name]
+    grammar = pair.grammars.of(schema, [])
+    assert {text: is_whole(pair.grammars, grammar, text) for text in accepted + refused} == {
+        **dict.fromkeys(accepted, True), **dict.fromkeys(refused, False)
+    }  # fmt: skip
+    for text in accepted:
+        jsonschema.validate(json.loads(text), schema)
+
+
+def is_whole(grammars, grammar: str, text: str) -> bool:
+    """Whether a turn may have this text."""
+    tokens = grammars.tokenizer.tokenize_str(text)
+    matcher = grammars.compile_grammar(None, grammar).ll_matcher
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 QWEN = 'within <tool_call></tool_call>: {"name": <function-name>}{{ message.tool_calls }}'
@@ -190,11 +278,8 @@ LLAMA_CALL = '{"name": "look", "parameters": {"to": "up"}}'
 def test_calls_have_the_form_of_the_template_after_thoughts(pair, template, thinks, accepted, refused):
     grammars = copy.copy(pair.grammars)
     grammars._calls, grammars._thinks = call_form("auto", template), "</think>" in template
-    compiled = grammars.compiler.compile_structural_tag(grammars.of(None, TOOLS, begins_thinking=thinks))
-
-    def is_whole(text: str) -> bool:
-        matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=True)
-        return matcher.accept_string(text) and matcher.is_terminated()
-
-    assert [is_whole(text) for text in accepted + refused] == [True] * len(accepted) + [False] * len(refused)
+    grammar = grammars.of(None, TOOLS, begins_thinking=thinks)
+    assert [is_whole(grammars, grammar, text) for text in accepted + refused] == [True] * len(accepted) + [False] * len(
+        refused
+    )
     assert call_form("auto", "another form {{ tool_calls }}") is None
