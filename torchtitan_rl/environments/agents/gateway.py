@@ -19,8 +19,11 @@ from starlette.routing import Route
 
 from torchtitan_rl.environments.agents.protocol import MODEL, OTHER_APIS, AgentError, Outcome
 
-KEY_HEADERS = ("authorization", "x-api-key")
-"""Headers with the key: OpenAI's clients send the first, Anthropic's the second."""
+KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+"""Headers with the key: OpenAI's clients send the first, Anthropic's the second, Azure's the third."""
+
+ERROR_CODES = {"thread": "thread_unsupported_request"}
+"""{field that is refused: the code by which clients know that they must do without it}"""
 
 QUIET_SECONDS = 60.0
 """Time after which a waiting client gets the first bytes of its answer, and then more. Node's clients give up after 300 s."""
@@ -117,7 +120,8 @@ class Session:
 
     def refuse(self, number: int, reason: str, *, field: str) -> None:
         """Refuses a request, which does not end the conversation."""
-        self._send(number, _refusal(400, reason, param=field))
+        facts = {"details": {"error_code": ERROR_CODES[field]}} if field in ERROR_CODES else {}
+        self._send(number, _refusal(400, reason, param=field, **facts))
 
     def _send(self, number: int, response: Response) -> None:
         asyncio.run_coroutine_threadsafe(self._answer(number, response), self._gateway.loop)
@@ -251,7 +255,8 @@ class Gateway:
 
     def _session(self, request: Request) -> Session:
         for header in KEY_HEADERS:
-            key = request.headers.get(header, "").removeprefix("Bearer ")
+            words = request.headers.get(header, "").split()
+            key = words[-1] if words else ""
             if key in self.sessions:
                 return self.sessions[key]
         raise _Refused(

@@ -17,12 +17,14 @@ from torchtitan_rl.data.turns import Message
 from torchtitan_rl.environments.agents import messages as anthropic_messages
 from torchtitan_rl.environments.agents import responses
 from torchtitan_rl.environments.agents.history import UNREADABLE
-from torchtitan_rl.environments.agents.settings import check_settings, grammar_of
+from torchtitan_rl.environments.agents.settings import NotFollowed, check_settings, grammar_of
 from torchtitan_rl.environments.checks import described
 
 MODEL = "policy"
 """The name of the model in responses. Requests may use any name."""
 
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 OTHER_APIS = {"/v1/responses": responses, "/v1/messages": anthropic_messages}
 """By address."""
@@ -68,7 +70,7 @@ class Outcome:
     def read(cls, text: bytes) -> "Outcome":
         """Returns the outcome in a JSON text. Raises AgentError."""
         try:
-            return cls.of(json.loads(text))
+            return cls.of(_loaded(text))
         except (ValueError, RecursionError) as error:
             raise AgentError(f"the agent's outcome is not JSON: {error}") from None
 
@@ -95,14 +97,14 @@ class ChatRequest:
     def read(cls, path: str, body: bytes, make: Callable[..., str] | None) -> "ChatRequest":
         """Reads a request for chat completions, or for the API at `path`.
 
-        Raises AgentError for a malformed request, and NotFollowed for one whose settings cannot be followed.
+        Raises NotFollowed for a request that cannot be read or followed.
 
         Args:
             make: `Grammars.of`; None: the request may ask for no grammar.
         """
         api = OTHER_APIS.get(path)
         try:
-            request = json.loads(body)
+            request = _loaded(body)
             if api is not None:
                 request = api.as_chat(request)
             check_settings(request, by_grammar=make is not None)
@@ -114,7 +116,7 @@ class ChatRequest:
             return cls(
                 messages=[_read_message(message) for message in request["messages"]],
                 tools=tools,
-                tool_names=[tool["function"]["name"] for tool in tools],
+                tool_names=[_tool_name(tool) for tool in tools],
                 stream=bool(request.get("stream")),
                 stream_usage=bool((request.get("stream_options") or {}).get("include_usage")),
                 columns=dict(request.get("columns") or {}),
@@ -122,11 +124,29 @@ class ChatRequest:
                 grammar=grammar_of(request, tools, make) if make else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise AgentError(f"the agent's request cannot be read: {described(error)}") from error
+            reason = f"the agent's request cannot be read: {described(error)}"
+            raise NotFollowed("body", reason) from error
+
+
+def _loaded(text: bytes) -> Any:
+    """Returns a JSON text's value. Raises ValueError also for numbers that are not finite and halves of characters."""
+    value = json.loads(text)
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    return value
+
+
+def _tool_name(tool: Mapping[str, Any]) -> str:
+    if tool.get("type", "function") != "function" or not isinstance(tool["function"]["name"], str):
+        reason = f"the agent's request has the tool {str(tool)[:80]!r}; expected functions"
+        raise NotFollowed("tools", reason)
+    return tool["function"]["name"]
 
 
 def _read_message(message: Mapping[str, Any]) -> Message:
     role, content = message["role"], _text(message.get("content"))
+    if role not in ROLES:
+        reason = f"the agent's request has the role {role!r:.80}; expected one of {ROLES}"
+        raise NotFollowed("messages", reason)
     if role == "tool":
         return {"role": role, "tool_call_id": str(message.get("tool_call_id")), "content": content}
     if role == "assistant":
@@ -143,9 +163,8 @@ def _text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not all("text" in part for part in content):
-        raise AgentError(
-            f"the agent's request has the content {str(content)[:80]!r}; expected text"
-        )
+        reason = f"the agent's request has the content {str(content)[:80]!r}; expected text"
+        raise NotFollowed("messages", reason)
     return "".join(part["text"] for part in content)
 
 
@@ -216,17 +235,20 @@ def completion(
 
 
 def streamed(response: Mapping[str, Any], *, with_usage: bool) -> str:
-    """Returns a response as the events of a stream: the message, the finish reason, and the usage if it is asked for."""
+    """Returns a response as the events of a stream: the text, each call, the finish reason, and the usage if it is asked for."""
     [choice] = response["choices"]
-    calls = [{"index": i, **call} for i, call in enumerate(choice["message"].get("tool_calls", ()))]
-    delta = {**choice["message"], **({"tool_calls": calls} if calls else {})}
+    text = {field: choice["message"][field] for field in ("role", "content")}
+    calls = enumerate(choice["message"].get("tool_calls", ()))
+    deltas = [text, *({"tool_calls": [{"index": i, **call}]} for i, call in calls)]
     head = {key: response[key] for key in ("id", "created", "model")} | {
         "object": "chat.completion.chunk"
     }
     chunks: list[dict[str, Any]] = [
-        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
-        {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},
+        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+        for delta in deltas
     ]
+    ended = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    chunks.append({**head, "choices": [ended]})
     if with_usage:
         chunks.append({**head, "choices": [], "usage": response["usage"]})
     return "".join(f"data: {text}\n\n" for text in [*map(json.dumps, chunks), "[DONE]"])

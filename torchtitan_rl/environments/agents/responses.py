@@ -4,14 +4,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchtitan_rl.environments.agents.settings import NotFollowed
+from torchtitan_rl.environments.agents.settings import NotFollowed, note_left_out
 
 _OF_POLICY = ("message", "function_call", "reasoning")
 """Types of the items that one turn of the policy may consist of."""
 
 
 def as_chat(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the chat request that a Responses request stands for. Raises NotFollowed for items and tools of other kinds."""
+    """Returns the chat request that a Responses request stands for. Tools that are not functions are left out.
+
+    Raises NotFollowed for items of other kinds.
+    """
     elsewhere = ("input", "instructions", "tools", "text")
     chat = {name: value for name, value in request.items() if name not in elsewhere}
     items = request["input"]
@@ -20,7 +23,9 @@ def as_chat(request: Mapping[str, Any]) -> dict[str, Any]:
     chat["messages"] = _messages(items)
     if request.get("instructions"):
         chat["messages"].insert(0, {"role": "system", "content": request["instructions"]})
-    chat["tools"] = [_tool(tool) for tool in request.get("tools") or ()]
+    tools = request.get("tools") or ()
+    chat["tools"] = [_tool(tool) for tool in tools if tool["type"] == "function"]
+    note_left_out(*sorted({str(tool["type"]) for tool in tools} - {"function"}))
     chat["response_format"] = (request.get("text") or {}).get("format")
     return chat
 
@@ -75,15 +80,14 @@ def _text(content: Any) -> Any:
     """The text of an item's content, whose parts may be of type input_text, output_text or refusal."""
     if not isinstance(content, list):
         return content or ""
+    if not all("text" in part or "refusal" in part for part in content):
+        reason = f"the agent's request has the content {str(content)[:80]!r}; expected text"
+        raise NotFollowed("input", reason)
     return "".join(part.get("text") or part.get("refusal") or "" for part in content)
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A function in the form of chat completions, which has its facts one level deeper."""
-    if tool["type"] != "function":
-        raise NotFollowed(
-            "tools", f"the agent's request has the tool {str(tool)[:80]!r}; expected functions"
-        )
     function = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
     return {"type": "function", "function": function}
 

@@ -97,9 +97,10 @@ ENDS = {
     "large request": ("ask([{'role': 'user', 'content': 'x' * 17_000_000}])", "exit code 1: (?s:.*)(413|Broken pipe|reset)"),
     "prints": ("while True: print('x' * 100_000)", "printed more than 16,777,216 bytes"),
     "wrong key": ("post('/chat/completions', {'messages': messages}, 'sesame')", "exit code 1: (?s:.*)401"),
-    "no JSON": ("post('/chat/completions', b'{')", "the agent's request cannot be read: JSONDecodeError"),
+    "no JSON": ("post('/chat/completions', b'{')", "its last request was refused: the agent's request cannot be read: JSONDecodeError"),
     "wrong result": ("ask(messages); open(os.environ['AGENT_RESULT'], 'w').write('fine')", "the agent's outcome is not JSON"),
-    "infinite reward": ("ask(messages); post('/reward', b'{\"reward\": Infinity}')", "the reward is inf"),
+    "infinite reward": ("ask(messages); post('/reward', b'{\"reward\": Infinity}')", "the agent's outcome is not JSON: Out of range"),
+    "no number as reward": ("ask(messages); post('/reward', b'{\"reward\": NaN}')", "the agent's outcome is not JSON: Out of range"),
     "long message": ("ask([{'role': 'user', 'content': 'x' * 30_000}])", "conversations.max_answer_characters, 20,000"),
 }  # fmt: skip
 

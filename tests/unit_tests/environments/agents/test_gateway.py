@@ -1,6 +1,7 @@
 """Agents that speak HTTP to a policy whose turns the test says itself: requests, streams, refusals, rewards, history."""
 
 import asyncio
+import json
 import queue
 import re
 import threading
@@ -102,12 +103,61 @@ def test_streamed_response_equals_the_plain_response():
             seen.put(chunk)
 
     with Policy(agent) as policy:
-        assert policy.say(f"Well. {CALL}").done
-    chunks = [seen.get(timeout=30) for _ in range(3)]
-    assert chunks[0].choices[0].delta.content == "Well."
-    assert chunks[0].choices[0].delta.tool_calls[0].function.name == "multiply"
-    assert chunks[1].choices[0].finish_reason == "tool_calls"
-    assert chunks[2].usage.total_tokens == 5
+        assert policy.say(f"Well. {CALL}{CALL}").done
+    text, *calls, end, usage = [seen.get(timeout=30) for _ in range(5)]
+    assert (text.choices[0].delta.content, text.choices[0].delta.tool_calls) == ("Well.", None)
+    for number, chunk in enumerate(calls):
+        [call] = chunk.choices[0].delta.tool_calls
+        assert (call.index, call.function.name, chunk.choices[0].delta.content) == (number, "multiply", None)
+    assert end.choices[0].finish_reason == "tool_calls"
+    assert usage.usage.total_tokens == 5
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+ASKED = {
+    "role": "assistant",
+    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}],
+}
+UNUSUAL = {
+    "custom tool": ({"messages": [USER], "tools": [{"type": "custom", "custom": {"name": "x"}}]}, "custom.*; expected functions"),
+    "tool without a name": ({"messages": [USER], "tools": [{"type": "function", "function": {"name": 5}}]}, "expected functions"),
+    "image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "image_url.*; expected text"),
+    "image of a tool": ({"messages": [USER, ASKED, {"role": "tool", "tool_call_id": "c", "content": [IMAGE]}]}, "expected text"),
+    "image of the policy": ({"messages": [USER, {"role": "assistant", "content": [IMAGE]}]}, "expected text"),
+    "role function": ({"messages": [USER, {"role": "function", "name": "f", "content": "1"}]}, "the role 'function'; expected"),
+    "no messages": ({"messages": []}, "cannot be read: .*no messages"),
+    "words": ({"messages": "Hi"}, "cannot be read"),
+    "a list": ([USER], "cannot be read"),
+    "half a character": ({"messages": [{"role": "user", "content": "\ud800"}]}, "cannot be read: .*surrogates not allowed"),
+    "no number": ({"messages": [USER], "columns": {"a": float("nan")}}, "cannot be read: .*not JSON compliant"),
+    "thread": ({"messages": [USER], "thread": {"type": "enabled"}}, "asked for thread .*: send the whole conversation"),
+    "guided_json": ({"messages": [USER], "guided_json": {"type": "object"}}, "asked for guided_json"),
+    "structured_outputs": ({"messages": [USER], "structured_outputs": {"choice": ["a"]}}, "asked for structured_outputs"),
+}  # fmt: skip
+
+
+def test_what_cannot_be_followed_is_refused_by_name_and_the_agent_goes_on():
+    async def agent(task, *, base_url, api_key):
+        async with httpx.AsyncClient(headers={"Authorization": f"bearer {api_key}"}, timeout=30) as web:
+            for name, (body, reason) in UNUSUAL.items():
+                answer = await web.post(f"{base_url}/chat/completions", content=json.dumps(body))
+                error = answer.json()["error"]
+                assert answer.status_code == 400, name
+                assert re.search(reason, error["message"]), (name, error["message"])
+                assert ("details" in error) == (name == "thread")
+        await asks({"messages": [USER]})(task, base_url=base_url, api_key=api_key)
+        return 1.0
+
+    with Policy(agent) as policy:
+        assert policy.say("12").reward == 1.0
+
+
+@pytest.mark.parametrize("header", ["Authorization: bearer ", "Authorization: Bearer  ", "api-key: ", "x-api-key: "])
+def test_a_key_is_known_in_each_header_that_clients_send(header):
+    session, (name, value) = gateway().open_session(), header.split(": ", 1)
+    models = httpx.get(f"{session.base_url}/models", headers={name: f"{value}{session.key}"})
+    session.close("done")
+    assert models.json()["data"][0]["id"] == "policy"
 
 
 def is_refused(agent, reason: str) -> None:

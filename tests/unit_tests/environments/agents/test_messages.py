@@ -116,3 +116,18 @@ def test_chat_and_messages_continue_the_same_trace_and_a_wrong_key_is_refused():
         turn = policy.say("12")
         assert (turn.trace, turn.messages) == (0, [NEXT])
         assert policy.say("13").done
+
+
+def test_the_tool_runner_goes_on_without_a_thread():
+    @anthropic.beta_async_tool
+    async def multiply(a: int, b: int) -> str:
+        """Multiply."""
+        return str(a * b)
+
+    async def agent(task, *, base_url, api_key):
+        asked = {"model": "x", "max_tokens": 99, "messages": [USER], "tools": [multiply]}
+        await claude(base_url, api_key).beta.messages.tool_runner(**asked).until_done()
+
+    with Policy(agent) as policy:
+        assert policy.say(CALL).messages == [{"role": "tool", "name": "multiply", "content": "12"}]
+        assert policy.say("It is 12.").done

@@ -1,5 +1,6 @@
 """Agents that use `/v1/responses` have the conversations of chat completions."""
 
+import logging
 import queue
 
 import openai
@@ -7,6 +8,7 @@ import pytest
 
 from tests.unit_tests.environments.agents.test_gateway import CALL, TOOL, USER, Policy, client, is_refused
 from torchtitan_rl.environments.agents.responses import as_chat
+from torchtitan_rl.environments.agents.settings import note_left_out
 
 FUNCTION = {"type": "function", "name": "multiply", "parameters": TOOL["function"]["parameters"], "strict": False}
 
@@ -63,13 +65,37 @@ def test_streamed_response_ends_with_the_plain_response():
     assert (later[-1], said.output_text) == ("response.completed", "It is 12.")
 
 
+def test_tools_that_are_no_functions_are_left_out_and_named_once_in_the_log(caplog):
+    others = [{"type": "web_search"}, {"type": "namespace", "name": "mcp", "tools": [FUNCTION]}]
+
+    async def agent(task, *, base_url, api_key):
+        for question in "ab":
+            await client(base_url, api_key).responses.create(model="x", input=question, tools=[*others, FUNCTION])
+
+    note_left_out.cache_clear()
+    with caplog.at_level(logging.WARNING), Policy(agent) as policy:
+        assert [tool["function"]["name"] for tool in policy.opening.tools] == ["multiply"]
+        assert not policy.say("12").done
+    assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()] == [
+        "agents' tools of type namespace, web_search are left out: only functions are followed"
+    ]
+
+
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+CALLED = {"type": "function_call", "call_id": "c", "name": "multiply", "arguments": "{}"}
+
+
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id .*: send the whole history in input"),
-        ({"tools": [{"type": "web_search"}]}, "the tool .*web_search.*; expected functions"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "response_format .*: describe"),
         ({"input": [{"type": "image_generation_call", "id": "x"}]}, "an item of type image_generation_call"),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input_image.*; expected text"),
+        (
+            {"input": [USER, CALLED, {"type": "function_call_output", "call_id": "c", "output": [IMAGE]}]},
+            "expected text",
+        ),
         (
             {"input": [USER, {"type": "reasoning", "id": "x", "summary": [], "encrypted_content": "gAAA"}]},
             "a reasoning item with encrypted_content alone.*; expected its text",

@@ -170,6 +170,8 @@ REFUSED = {
     "many branches": (
         {"allOf": [{"anyOf": [{"required": ["a"]}, {"required": [f"b{i}"]}]} for i in range(40)]}, "schema too large"
     ),
+    "infinite": ({"const": float("inf")}, "cannot be read: .*not JSON compliant"),
+    "surrogate": ({"const": "\ud800"}, "cannot be read: .*surrogates not allowed"),
     "definitions": ({"$defs": [1], "$ref": "#/$defs/0"}, "no grammar follows it"),
     "no list": ({"allOf": 5}, "allOf must be an array"),
     "not a schema": ({"properties": {"a": 5}}, "schema must be an object or boolean"),
