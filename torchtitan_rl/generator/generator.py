@@ -23,6 +23,7 @@ from torchtitan_rl.generator.kept_tokens import KeptTokens
 from torchtitan_rl.generator.patches import (
     Float32Head,
     replace_engine_parts,
+    replace_grammar_backend,
     stop_engine,
 )
 from torchtitan_rl.generator.rollout import roll_out
@@ -107,9 +108,14 @@ class Generator(Configurable):
             if environments and environments.may_answer:
                 from torchtitan_rl.generator.grammars import Grammars  # it imports vLLM
 
-                self.make_grammar = Grammars(
-                    self.llm, tokenizer, tool_call_parser, self.end_token_ids
-                ).of
+                grammars = Grammars(
+                    tokenizer,
+                    tool_call_parser,
+                    self.end_token_ids,
+                    self.llm.model_config.get_vocab_size(),
+                )
+                replace_grammar_backend(self.llm, grammars)
+                self.make_grammar = grammars.of
 
     @property
     def dtype(self) -> torch.dtype:

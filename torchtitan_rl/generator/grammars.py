@@ -18,11 +18,8 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import check_json_nesting
 from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
 
-from torchtitan_rl.generator.patches import replace_grammar_backend
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-    from vllm import LLM
 
 MOST_CHARACTERS = 32_768
 """Maximum length of a request's schemas."""
@@ -54,17 +51,14 @@ class Grammars:
 
     def __init__(
         self,
-        llm: "LLM",
         tokenizer: "PreTrainedTokenizerBase",
         tool_call_parser: str,
         end_token_ids: Sequence[int],
+        vocab_size: int,
     ) -> None:
-        """Raises ValueError if the tokenizer has no fast form."""
-        self.vocab_size = max(
-            llm.llm_engine.vllm_config.model_config.get_vocab_size(), len(tokenizer)
-        )
+        """`vocab_size` is the model's. Raises ValueError if the tokenizer has no fast form."""
+        self.vocab_size = max(vocab_size, len(tokenizer))
         self.tokenizer = from_tokenizer(tokenizer, self.vocab_size, eos_token=list(end_token_ids))
-        replace_grammar_backend(llm, self)
         template = str(tokenizer.chat_template)
         self._thinks = "</think>" in template
         self._calls = call_form(tool_call_parser, template)

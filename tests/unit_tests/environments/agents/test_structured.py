@@ -23,6 +23,7 @@ from torchtitan_rl.environments.agents.settings import NotFollowed
 from torchtitan_rl.environments.factory import Conversations
 from torchtitan_rl.generator import grammars as engine_grammars
 from torchtitan_rl.generator.grammars import MOST_CHARACTERS, Grammars, call_form
+from torchtitan_rl.generator.patches import replace_grammar_backend
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.trainer.gate import LogprobGateError
 from torchtitan_rl.trainer.packing import pack
@@ -48,13 +49,27 @@ def saved(folder):
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_spaces():
+    """A random policy would use them."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch.setattr(engine_grammars, "MOST_SPACES", 1)
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    """Those of a small tokenizer, without an engine."""
+    made = chat_tokenizer()
+    return Grammars(made, "auto", [made.eos_token_id], len(made))
+
+
 @pytest.fixture(scope="module")
 def pair(one_rank, tmp_path_factory):
-    engine_grammars.MOST_SPACES = 1  # a random policy would use them
     pair = Pair(tmp_path_factory.mktemp("pair"), saved, records_kept=True, tokenizer=chat_tokenizer())
     made = pair.generator
-    pair.grammars = Grammars(made.llm, made.tokenizer, "auto", made.end_token_ids)
-    pair.generator.make_grammar = pair.grammars.of
+    grammars = Grammars(made.tokenizer, "auto", made.end_token_ids, made.llm.model_config.get_vocab_size())
+    replace_grammar_backend(made.llm, grammars)
+    made.make_grammar = grammars.of
     yield pair
     pair.generator.close()
 
@@ -178,17 +193,17 @@ REFUSED = {
 }  # fmt: skip
 
 
-def test_hostile_schemas_are_refused_in_seconds_with_a_sentence(pair):
+def test_hostile_schemas_are_refused_in_seconds_with_a_sentence(grammars):
     for schema, reason in REFUSED.values():
         body = {"messages": [USER], "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
         began = time.monotonic()
         with pytest.raises(NotFollowed, match=reason):
-            ChatRequest.read("", json.dumps(body).encode(), pair.grammars.of)
+            ChatRequest.read("", json.dumps(body).encode(), grammars.of)
         assert time.monotonic() - began < 3, schema
     for choice in ("none", {"type": "function", "function": {"name": "gone"}}, 3):
         body = {"messages": [USER], "tools": TOOLS, "tool_choice": choice}
         with pytest.raises(NotFollowed, match="asked for tool_choice"):
-            ChatRequest.read("", json.dumps(body).encode(), pair.grammars.of)
+            ChatRequest.read("", json.dumps(body).encode(), grammars.of)
 
 
 def test_a_refused_schema_and_an_endless_turn_leave_the_conversation_whole(pair):
@@ -240,10 +255,10 @@ FOLLOWED = {
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_json_is_what_the_schema_asks_and_readers_take(pair, name):
+def test_json_is_what_the_schema_asks_and_readers_take(grammars, name):
     schema, accepted, refused = FOLLOWED[name]
-    grammar = pair.grammars.of(schema, [])
-    assert {text: is_whole(pair.grammars, grammar, text) for text in accepted + refused} == {
+    grammar = grammars.of(schema, [])
+    assert {text: is_whole(grammars, grammar, text) for text in accepted + refused} == {
         **dict.fromkeys(accepted, True), **dict.fromkeys(refused, False)
     }  # fmt: skip
     for text in accepted:
@@ -277,8 +292,8 @@ LLAMA_CALL = '{"name": "look", "parameters": {"to": "up"}}'
         (QWEN, True, [f"hm\n</think>\n\n{HERMES_CALL}"], [HERMES_CALL, f"hm</think>so {HERMES_CALL}"]),
     ],
 )
-def test_calls_have_the_form_of_the_template_after_thoughts(pair, template, thinks, accepted, refused):
-    grammars = copy.copy(pair.grammars)
+def test_calls_have_the_form_of_the_template_after_thoughts(grammars, template, thinks, accepted, refused):
+    grammars = copy.copy(grammars)
     grammars._calls, grammars._thinks = call_form("auto", template), "</think>" in template
     grammar = grammars.of(None, TOOLS, begins_thinking=thinks)
     assert [is_whole(grammars, grammar, text) for text in accepted + refused] == [True] * len(accepted) + [False] * len(
