@@ -56,6 +56,13 @@ FRAMEWORKS = {
     "anthropic": Framework("anthropic", "anthropic", "anthropic_messages.py"),
     "AI SDK": Framework("aisdk", "ai", "ai_sdk.mjs"),
     "AI SDK, responses": Framework("aisdk", "ai", "ai_sdk.mjs", env={"AI_SDK_API": "responses"}),
+    "strands": Framework("strands", "strands-agents", "strands_agent.py"),
+    "openai, Node": Framework("openai_node", "openai", "node_openai.mjs"),
+    "anthropic, Node": Framework("anthropic_node", "@anthropic-ai/sdk", "claude_js.mjs"),
+    "@openai/agents": Framework("agents_node", "@openai/agents", "js_agents.mjs"),
+    "@openai/agents, chat": Framework(
+        "agents_node", "@openai/agents", "js_agents.mjs", env={"API": "chat_completions"}
+    ),
 }
 
 
