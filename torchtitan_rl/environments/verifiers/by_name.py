@@ -16,6 +16,7 @@ from torchtitan_rl.data.turns import environment_reward
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.agents.protocol import AgentFailed
 from torchtitan_rl.errors import expect
+from torchtitan_rl.events import heartbeat
 from torchtitan_rl.fields.references import from_caller
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ class Verifiers(Task):
         """The Python in which it is installed, such as my_venv/bin/python. Empty: the run's own."""
 
     def __init__(self, config: Config) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        self._socket, self._log = (Path(self._folder.name, name) for name in ("socket", "log"))
+        folder = Path(tempfile.mkdtemp(prefix="environment-"))  # the process removes it at its end
+        self._socket, self._log = folder / "socket", folder / "log"
         arguments = json.dumps([str(self._socket), config.name, json.loads(config.args)])
         python = from_caller(config.python) if "/" in config.python else config.python
         server = str(Path(__file__).with_name("server.py"))
@@ -48,7 +49,8 @@ class Verifiers(Task):
                 [python or sys.executable, "-P", server, arguments], start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
             )  # fmt: skip
-        rows = self._process.stdout.readline()
+        with heartbeat("load the environment"):
+            rows = self._process.stdout.readline()
         there = "an environment that task.python loads with task.args"
         expect(bool(rows), "task.name", config.name, there, f"It printed: {self._tail()}")
         ours, theirs = json.loads(rows)

@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -95,10 +96,11 @@ async def serve(path, name, args, printed):
         writer.write(json.dumps(outcome).encode())
         writer.close()
 
-    async with environment.serving(), await asyncio.start_unix_server(play, path):
+    async with environment.serving(), await asyncio.start_unix_server(play, path, backlog=4096):
         messages = [list(map(environment.messages, split)) for split in environment.splits]
         print(json.dumps(messages, default=str), file=printed, flush=True)
         await asyncio.to_thread(sys.stdin.read)
+        shutil.rmtree(Path(path).parent)
 
 
 if __name__ == "__main__":
