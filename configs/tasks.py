@@ -114,7 +114,7 @@ def reasoning_gym() -> RunConfig:
 
 
 def verifiers() -> RunConfig:
-    """An environment of verifiers by its name: --task.name NAME.
+    """An environment of verifiers, OpenEnv or NeMo-Gym by its name: --task.name NAME.
 
     Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores.
     docs/agents.md names some and says where to install them.

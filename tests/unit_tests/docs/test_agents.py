@@ -2,7 +2,11 @@
 
 import json
 import os
+import socket
+import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -83,6 +87,38 @@ def test_package_with_load_environment_is_played_by_its_name(tmp_path, monkeypat
     prompt, scored = talk(by_name("my-package", "VERIFIERS_0_1_VENV", words=["sun", "sun"]), "moon")
     assert prompt.messages == [{"role": "user", "content": "sun"}]
     assert (scored.reward, scored.completion.turns[-1].columns["longer"]) == (1.0, 1.0)
+
+
+@contextmanager
+def serving(*command, folder, **variables):
+    """A server of environments in a folder, once it is ready."""
+    with (folder / "log").open("w+") as log:
+        process = subprocess.Popen(
+            [str(part) for part in command], cwd=folder, env=os.environ | variables, stdout=log, stderr=log
+        )
+        try:
+            while "startup complete" not in (folder / "log").read_text():
+                assert process.poll() is None, (folder / "log").read_text()
+                time.sleep(0.2)
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_openenv_server_is_played_by_name(tmp_path):
+    config = by_name("openenv", "VERIFIERS_VENV")
+    python = Path(config.task.python)
+    subprocess.run([python.with_name("openenv"), "init", "my_echo", "--output-dir", tmp_path], check=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = (python, "-m", "uvicorn", "server.app:app", "--port", port)
+    with serving(*command, folder=tmp_path / "my_echo"):
+        taskset = {"base_url": f"http://127.0.0.1:{port}"}
+        config.task.args = json.dumps({"taskset": taskset, "player": {"max_turns": 2}})
+        prompt, scored = talk(config, '{"message": "hello"}', "hi")
+    assert json.loads(prompt.messages[0]["content"])["observation"]["message_length"] == 0
+    assert scored.reward == pytest.approx(0.7)  # 0.1 for each letter
 
 
 def test_environment_that_cannot_be_loaded_is_refused_with_the_reason():
