@@ -1,7 +1,6 @@
 """Asks a run's policy, or the model of a folder: `Chat.of("outputs/debug").ask("What is 38 + 64?")`."""
 
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,11 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, TextStreamer
 from transformers.utils.logging import disable_progress_bar
 
-from torchtitan_rl.command.export import export
+from torchtitan_rl.command.export import exported
 from torchtitan_rl.data.chat_messages import Message, render_chat
 from torchtitan_rl.data.end_tokens import end_token_ids
 from torchtitan_rl.data.renderer import PromptRenderer, template_options
-from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.references import correctable
 from torchtitan_rl.run.start_checkpoint import load_tokenizer
@@ -64,8 +62,6 @@ class Chat:
         """
         stored = json.loads((folder / "config.json").read_text())
         is_run, changed = "hf_assets_path" in stored, settings.keys() & {"system_prompt"}
-        expected = "a run's checkpoint, as a model's folder has no steps"
-        expect(is_run or step is None, "--step", step, expected, "Leave --step out.")
         sampled = stored["evaluation"]["sampling"] if is_run else {"temperature": 0.0}
         prompts = replace(
             _read(PromptRenderer.Config, stored.get("prompts", {})),
@@ -73,12 +69,8 @@ class Chat:
         )
         sampling = replace(_read(SamplingConfig, sampled), **settings)
         check_fields(sampling)
-        if not is_run:
-            return cls(folder, prompts, sampling)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:  # /tmp may be too small
-            exported = Path(scratch, "model")
-            export(folder, exported, step, "float32" if device.ON_CPU else "bfloat16")
-            return cls(exported, prompts, sampling)
+        with exported(folder, step) as model:
+            return cls(model, prompts, sampling)
 
     @property
     def remembers(self) -> bool:

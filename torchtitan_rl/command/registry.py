@@ -84,6 +84,11 @@ def _is_reference(name: str) -> bool:
     return ":" in name or name.endswith(".py")
 
 
+def is_config(name: str) -> bool:
+    """Whether `name` is a registered config or has the form of a reference to one."""
+    return _is_reference(name) or name in config_functions()
+
+
 def load_config(name: str) -> "RunConfig":
     """The config that `name` stands for. Raises UserError like `config_function`, or if the function returns no RunConfig."""
     from torchtitan_rl.config import RunConfig
