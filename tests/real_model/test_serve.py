@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ def evaluators(tmp_path_factory):
     with log.open("w") as output:
         server = subprocess.Popen(program, stdout=output, stderr=output, start_new_session=True)
     while "answers as" not in log.read_text():
+        time.sleep(0.2)
         assert server.poll() is None, log.read_text()
     yield folder, model
     os.killpg(server.pid, signal.SIGINT)

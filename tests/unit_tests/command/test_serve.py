@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -61,6 +62,7 @@ def test_a_runs_checkpoint_answers_both_apis_with_tokens_and_logprobs_until_ctrl
         server = subprocess.Popen(program, stdout=output, stderr=output, start_new_session=True)
     try:
         while "answers as" not in log.read_text():
+            time.sleep(0.2)
             assert server.poll() is None, log.read_text()
         assert f"curl {address}/v1/chat/completions" in log.read_text()
         assert "must bring the run's prompts.system_prompt 'Guess.'" in log.read_text()
