@@ -117,7 +117,7 @@ class Rows(Task):
         self._held_out_split = config.held_out_split
         if config.held_out_split == defaults["held_out_split"] and not config.held_out_path:
             self._held_out_split = "" if place.is_file() else config.held_out_split
-        table = load_table(config.path, subset=config.subset, split=config.split)
+        table = self.table(config.path, split=config.split, field="task.path")
         reader = self._reader(table)
         progress(reader.summary())
         if config.answer_kind == "auto":
@@ -127,6 +127,10 @@ class Rows(Task):
         self._held_out = self._held_out_parts()
         there = f"rows for training and held-out rows, but: {self._train.describe('for training')}"
         expect(len(self._train.kept) > 0, "task.path", config.path, there, _REMEDY)
+
+    def table(self, path: str, *, split: str, field: str) -> Table:
+        """Returns the rows of a path that the config's `field` names. Override it to read others than `load_table`."""
+        return load_table(path, subset=self.config.subset, split=split, field=field)
 
     @property
     def has_answers(self) -> bool:
@@ -248,7 +252,7 @@ class Rows(Task):
         for name, path in paths.items():
             field = f"task.held_out_paths {name}" if name else "task.held_out_path"
             split = self._held_out_split or "train"
-            table = load_table(path, subset=config.subset, split=split, field=field)
+            table = self.table(path, split=split, field=field)
             parts[name] = self._part(self._reader(table))
             has_answers = bool(parts[name].reader.answer_column)
             expect(

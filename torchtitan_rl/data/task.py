@@ -1,7 +1,7 @@
 """The interface of a task: its examples, and how training and evaluation judge the answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,6 +167,10 @@ class Task(OwnConfig, ABC):
             faults: returns a reason for each example, such as "without an answer", or None.
                 One call with many examples is faster than many calls.
         """
+
+    def rehearse(self) -> Iterator[str]:
+        """Yields the lines that --dry-run shows of known answers, in place of rewards of answers to the first prompt."""
+        yield from ()
 
     def members(self) -> dict[str, "Task"]:
         """The tasks that examples come from, by `Example.task`: this task, or the members of a mixture.

@@ -41,6 +41,7 @@ class ToolEnvironment(FittedEnvironment):
         seconds: float = 10.0,
         most_characters: int = 4000,
         parser: CallParser | None = None,
+        side_by_side: int = SIDE_BY_SIDE,
     ) -> None:
         """
         Args:
@@ -49,18 +50,20 @@ class ToolEnvironment(FittedEnvironment):
             most_characters: maximum length of one result; the middle of a longer one is cut out. A run lowers it to
                 `conversations.max_answer_characters`.
             parser: finds the calls in a message. None: the run's `conversations.tool_call_parser`.
+            side_by_side: calls of a message that run at the same time; 1 runs them in order.
         """
         check_above_zero(seconds=seconds, most_characters=most_characters)
         self._tools = {tool.__name__: tool for tool in tools}
         self._seconds = seconds
         self._most_characters = most_characters
         self._parser = parser
+        self._side_by_side = side_by_side
 
     def step(self, message: Message) -> Turn:
         """Returns the answers of the message's calls; without a call the conversation is done."""
         calls = self._calls(self._spoken(message["content"]), self._tools.keys())
         runs = [partial(run_call, self._tools, call, self._seconds) for call in calls]
-        results = call_side_by_side(self._seconds, runs, SIDE_BY_SIDE)
+        results = call_side_by_side(self._seconds, runs, self._side_by_side)
         answers = [self._message(call, result) for call, result in zip(calls, results, strict=True)]
         return Turn(
             messages=answers,
@@ -75,7 +78,7 @@ class ToolEnvironment(FittedEnvironment):
         text = result if isinstance(result, str) else f"error: {described(result)}"
         content = head_and_tail(escaped(text), self._most_characters)
         return {
-            "role": "tool",
+            "role": self.role,
             "name": call.name if call.name in self._tools else "unknown",
             "content": content,
         }
