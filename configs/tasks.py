@@ -21,6 +21,7 @@ from torchtitan_rl.data.tasks.countdown import Countdown
 from torchtitan_rl.data.tasks.gsm8k import Gsm8k
 from torchtitan_rl.data.tasks.math_problems import Math
 from torchtitan_rl.data.tasks.reasoning_gym import ReasoningGym
+from torchtitan_rl.environments.harbor import Harbor
 from torchtitan_rl.environments.verifiers.by_name import Verifiers
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.generator.generator import Generator
@@ -121,6 +122,18 @@ def verifiers() -> RunConfig:
     """
     config = _on(Verifiers.Config(), max_prompt_tokens=2048)
     config.conversations.on_failure = "none"
+    return config
+
+
+def harbor() -> RunConfig:
+    """Shell tasks in Harbor's form, in sandboxes: --task.path FOLDER.
+
+    Sized for up to 1.7B on one 80 GB GPU; two cores try its parts.
+    Each folder in it has instruction.md, task.toml, environment, tests and solution, as Harbor 0.25 has them.
+    """
+    config = _on(Harbor.Config(), max_prompt_tokens=2048, max_tokens=4096)
+    config.conversations.max_turns = 16
+    config.conversations.call_seconds = 0.0  # each command, and the tests, have limits of their own
     return config
 
 

@@ -71,7 +71,12 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
         _show(f"prompt {number_and_task}: {len(prompt.token_ids)} tokens", shown)
     if config.teacher_hint:
         _show("prompt 1 as the teacher reads it", _hinted(config, stream, prompts[0]))
-    if samples:
+    rehearsed = False
+    for member in dict.fromkeys(task.members().values()):
+        for line in member.rehearse():
+            print(line, flush=True)
+            rehearsed = True
+    if samples and not rehearsed:
         with closing(config.grader.build(scorers=resolved.scorers)) as grader:
             rewards = _rewards(config, grader, task, prompts, tokenizer)
             _show("rewards of answers to prompt 1", rewards)
