@@ -13,9 +13,9 @@ from tests.unit_tests.docs.test_conversations import talk
 from tests.unit_tests.environments.test_python_tool import sleeping
 from torchtitan_rl.configs.tasks import harbor
 from torchtitan_rl.configs.toys.word_tasks import check, write_task, write_tasks
-from torchtitan_rl.environments.harbor.folder import LeftOut, read_instruction
+from torchtitan_rl.environments.harbor.harbor_task import Harbor
 from torchtitan_rl.environments.harbor.sandbox import SandboxConfig, chosen_engine, open_sandbox, read_reward
-from torchtitan_rl.environments.harbor.task import Harbor
+from torchtitan_rl.environments.harbor.task_folder import LeftOut, read_instruction
 from torchtitan_rl.errors import UserError
 
 SMALL = SandboxConfig(engine="bubblewrap", memory_mb=256, storage_mb=16, command_seconds=5.0)

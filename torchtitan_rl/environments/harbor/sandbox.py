@@ -18,7 +18,7 @@ from typing import IO, Literal
 from torchtitan.config import Configurable
 
 from torchtitan_rl.environments.checks import checked_reward, described
-from torchtitan_rl.environments.harbor.folder import LeftOut, TaskFolder
+from torchtitan_rl.environments.harbor.task_folder import LeftOut, TaskFolder
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.fields.number import number
 
