@@ -89,7 +89,10 @@ class Chat:
             tokenizer=self.tokenizer,
             streamer=printer if aloud else None,
         )
-        answer_ids = sequence[0, prompt["input_ids"].shape[1] :]
+        answer_ids = sequence[0, prompt["input_ids"].shape[1] :]  # [T]
+        most = self.sampling.max_tokens
+        if aloud and len(answer_ids) == most and int(answer_ids[-1]) not in self._ends:
+            print(f"(cut off at {most} tokens; --max-tokens allows more)", flush=True)
         answer = self.tokenizer.decode(answer_ids, skip_special_tokens=True)
         self.messages += _turns([(question, answer)])
         return answer

@@ -94,7 +94,7 @@ def measures(groups: Sequence[Group[Episode]]) -> str:
         parts += [
             f"{right:.0%} right",
             f"{named:.0%} judged wrong with the expected answer in their text",
-            f"{read:.0%} with an answer in the form that the task reads",
+            *[f"{read:.0%} with an answer in the form that the task reads"][read == 1 :],
         ]
     tokens = fmean(len(episode.completion.token_ids) for episode in episodes)
     parts += [f"{tokens:.0f} tokens on average", f"{_share_cut(groups):.0%} cut off"]

@@ -98,8 +98,8 @@ def _rewards(
     for reward in rewards:
         missing = reward.missing(given)
         expect(
-            not missing, f"reward function {reward.name}", missing,
-            f"keywords that it can be given, which are {sorted(given)}",
+            not missing, f"the arguments of reward function {reward.name}", missing,
+            f"columns of the data or what every run has: {', '.join(sorted(given))}",
             f"Name a column of the task, give a default, or call a factory: {reward.name}(...).",
         )  # fmt: skip
     return rewards

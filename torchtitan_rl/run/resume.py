@@ -171,6 +171,7 @@ def _accepted(resume: Resume, config: "RunConfig", now: dict[str, Any]) -> Resum
     expect(config.num_steps >= resume.step, "num_steps", config.num_steps, done, remedy)
     then = manifest.read(resume.checkpoint)["config"]
     both = then.keys() & now.keys()
+    both.discard("eval_only")
     changed = {n: f"{then[n]} -> {now[n]}" for n in sorted(both) if then[n] != now[n]}
     counted = [name for name in changed if not (config.eval_only and name in OF_STEPS)]
     binding = {name: why for name in counted if (why := _why_binding(name))}

@@ -57,7 +57,7 @@ def test_unknown_keyword_of_a_reward_function_is_named():
     def needy(completions, difficulty):
         return difficulty
 
-    with pytest.raises(UserError, match=r"reward function needy = \['difficulty'\]: .* 'operands'"):
+    with pytest.raises(UserError, match=r"the arguments of reward function needy = \['difficulty'\]: .* operands"):
         grader(needy)
     with pytest.raises(
         RewardError, match=r"'operand'.*missing 1 required .*operands"

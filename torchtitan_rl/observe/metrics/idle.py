@@ -63,7 +63,10 @@ def likely_reason(groups: Sequence[Group[Episode]]) -> str:
             "(prompts.system_prompt, prompts.few_shot or --task.template), or read another form (--task.answer-kind)."
         )
     if not any(episode.scored.correct for episode in samples):
-        return "No completion is correct: use easier prompts or a better initial policy."
+        return (
+            "No completion is correct: use easier prompts or a better initial policy, say the answer's form in the prompt, or add "
+            "a reward between 0 and 1 (--grader.rewards)."
+        )
     if all(episode.scored.correct for episode in samples):
         return "Every completion is correct: use harder prompts."
     return (

@@ -94,7 +94,7 @@ function card(definition, columns, series, bands, legend, { log, format, names }
   const axis = { stroke: cssColor('--soft'), grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
   const options = {
     width: 400, height: 190, series, bands, padding: [10, 20, 0, 0], legend: { show: false },
-    scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
+    scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (u, low, high) => (low === null ? [low, high] : low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true)) } },
     axes: [{ ...axis, size: 26, gap: 4, incrs: WHOLE }, { ...axis, size: 52, gap: 4, values: (u, splits) => splits.map((v) => (v === null ? '' : definition.percent ? `${Number((100 * v).toPrecision(4))} %` : tick(v))) }],
     cursor: { sync: { key: 'steps' }, points: { size: 7 }, focus: { prox: 24 }, y: false },
     hooks: { setCursor: [(u) => show(u.cursor.idx ?? null)], draw: [drawResumes] },
