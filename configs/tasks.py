@@ -115,7 +115,7 @@ def reasoning_gym() -> RunConfig:
 
 
 def verifiers() -> RunConfig:
-    """An environment of verifiers, OpenEnv or NeMo-Gym by its name: --task.name NAME.
+    """An environment of verifiers by its name: --task.name NAME.
 
     Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores.
     docs/agents.md names some and says where to install them.
@@ -126,7 +126,7 @@ def verifiers() -> RunConfig:
 
 
 def harbor() -> RunConfig:
-    """Shell tasks in Harbor's form, in sandboxes: --task.path FOLDER.
+    """Shell tasks in Harbor's form: --task.path FOLDER.
 
     Sized for up to 1.7B on one 80 GB GPU; two cores try its parts.
     Each folder in it has instruction.md, task.toml, environment, tests and solution, as Harbor 0.25 has them.

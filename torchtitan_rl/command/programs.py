@@ -6,7 +6,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from torchtitan_rl import events
@@ -133,16 +133,17 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _folder(model: str) -> Path:
     """Returns the folder of a run or of a model, which is downloaded or made first if it is a name or a config's start."""
-    events.listen(Terminal())  # a download says so
     folder = Path(model)
-    if is_hub_name(model):
-        folder = folder_of(model)
-    elif not folder.exists() and is_config(model):
-        from torchtitan_rl.run.start_checkpoint import prepare_start
+    with ExitStack() as until_there:
+        until_there.callback(events.listen(Terminal()))  # a download says so
+        if is_hub_name(model):
+            folder = folder_of(model)
+        elif not folder.exists() and is_config(model):
+            from torchtitan_rl.run.start_checkpoint import prepare_start
 
-        config = load_config(model)
-        prepare_start(config)
-        folder = Path(config.hf_assets_path)
+            config = load_config(model)
+            prepare_start(config)
+            folder = Path(config.hf_assets_path)
     expected = "a folder of a run or of a model, a name as torchtitan-rl models shows, or a config"
     is_model = (folder / "config.json").is_file()
     expect(is_model, "RUN_OR_FOLDER", model, expected, f"{folder.resolve()} has no config.json.")

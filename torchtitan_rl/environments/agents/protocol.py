@@ -111,12 +111,13 @@ class ChatRequest:
             if not request["messages"]:
                 raise ValueError("it has no messages")
             tools = request.get("tools") or []
+            names = [_tool_name(tool) for tool in tools]
             for tool in tools:  # one without parameters takes none; chat templates read them
                 tool["function"].setdefault("parameters", {"type": "object", "properties": {}})
             return cls(
                 messages=[_read_message(message) for message in request["messages"]],
                 tools=tools,
-                tool_names=[_tool_name(tool) for tool in tools],
+                tool_names=names,
                 stream=bool(request.get("stream")),
                 stream_usage=bool((request.get("stream_options") or {}).get("include_usage")),
                 columns=dict(request.get("columns") or {}),
