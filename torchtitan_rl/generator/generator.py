@@ -106,16 +106,16 @@ class Generator(Configurable):
         elif records_kept:
             self.records = KeptTokens(self.llm).of
             if environments and environments.may_answer:
-                from torchtitan_rl.generator.grammars import Grammars  # it imports vLLM
+                self.make_grammar = self._own_grammars(tool_call_parser)
 
-                grammars = Grammars(
-                    tokenizer,
-                    tool_call_parser,
-                    self.end_token_ids,
-                    self.llm.model_config.get_vocab_size(),
-                )
-                replace_grammar_backend(self.llm, grammars)
-                self.make_grammar = grammars.of
+    def _own_grammars(self, tool_call_parser: str | None) -> Callable[..., str]:
+        """Puts our grammars in the place of the engine's, and returns what makes one of a request."""
+        from torchtitan_rl.generator.grammars import Grammars  # it imports vLLM
+
+        vocab_size = self.llm.model_config.get_vocab_size()
+        grammars = Grammars(self.tokenizer, tool_call_parser, self.end_token_ids, vocab_size)
+        replace_grammar_backend(self.llm, grammars)
+        return grammars.of
 
     @property
     def dtype(self) -> torch.dtype:

@@ -126,3 +126,11 @@ def test_environment_that_cannot_be_loaded_is_refused_with_the_reason():
     config.task.name = "my_words"  # in the run's own Python
     with pytest.raises(UserError, match=r"(?s)task.name = 'my_words': .*No module named 'verifiers'"):
         config.task.build()
+
+
+@pytest.mark.parametrize("text", ["{bad", "[1]"])
+def test_arguments_of_an_environment_that_are_no_object_are_named(text):
+    config = load_config("verifiers")
+    config.task.args = text
+    with pytest.raises(UserError, match="task.args = .*: expected a JSON object"):
+        config.task.build()

@@ -41,7 +41,7 @@ class Verifiers(Task):
     def __init__(self, config: Config) -> None:
         folder = Path(tempfile.mkdtemp(prefix="environment-"))  # the process removes it at its end
         self._socket, self._log = folder / "socket", folder / "log"
-        arguments = json.dumps([str(self._socket), config.name, json.loads(config.args)])
+        arguments = json.dumps([str(self._socket), config.name, _read_arguments(config.args)])
         python = from_caller(config.python) if "/" in config.python else config.python
         server = str(Path(__file__).with_name("server.py"))
         with self._log.open("wb") as log:
@@ -105,3 +105,12 @@ class Verifiers(Task):
     def _tail(self) -> str:
         """Returns the last 1,000 bytes that the process has printed."""
         return self._log.read_bytes()[-1000:].decode(errors="replace").strip()
+
+
+def _read_arguments(text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        arguments = None
+    expect(isinstance(arguments, dict), "task.args", text, "a JSON object", "Correct it.")
+    return arguments
