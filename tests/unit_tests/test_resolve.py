@@ -22,6 +22,7 @@ def test_a_resolved_config_leaves_nothing_open_and_the_given_one_stays(tmp_path)
     assert config.model_spec is None
     assert resolved.config.model_spec.model.vocab_size == 128
     assert resolved.config.generator.max_model_len == 64
+    assert resolved.config.evaluation.sampling.max_tokens == config.sampling.max_tokens
     assert resolved.config.generator.dtype in ("bfloat16", "float32")
     assert resolved.config.prompts.date == str(datetime.now().date())
     assert resolved.dtype_choice.startswith(f"dtype auto: {resolved.config.generator.dtype}")

@@ -101,6 +101,13 @@ def test_siblings_share_the_prompt_except_its_last_token():
     assert count_work(members, share_prompts=False) == (12, (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4) + (1 + 2 + 3), 4)
 
 
+def test_siblings_whose_prompts_differ_share_the_tokens_with_which_both_begin():
+    members = [member((5, 6, 7), (8,)), member((5, 6, 1, 2), (4,)), member((3, 6, 7), (9,))]
+    batch = pack(members, normalizers=COUNTS, multiple=1, share_prompts=True)
+    assert batch.token_ids.tolist() == [5, 6, 7, 8] + [1, 2, 4] + [3, 6, 7, 9]
+    assert batch.layout.positions.tolist() == [0, 1, 2, 3] + [2, 3, 4] + [0, 1, 2, 3]
+
+
 @given(
     st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=4), max_size=30),
     st.sampled_from([1, 2, 3, 4, 8]),
