@@ -17,7 +17,7 @@ from torchtitan_rl.environments import Context
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.agents import gateway as gateways
 from torchtitan_rl.environments.agents.gateway import gateway
-from torchtitan_rl.environments.agents.protocol import AgentError
+from torchtitan_rl.environments.agents.protocol import AgentError, ChatRequest
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt
 
@@ -409,3 +409,9 @@ def test_the_gateway_listens_on_the_loopback_address_only():
     with open("/proc/net/tcp") as file:
         listening = [line.split()[1] for line in file if line.split()[3] == "0A"]
     assert [one for one in listening if int(one.split(":")[1], 16) == port] == [f"0100007F:{port:04X}"]
+
+
+def test_a_tool_without_parameters_takes_none():
+    tool = {"type": "function", "function": {"name": "stop"}}
+    [read] = ChatRequest.read("", json.dumps({"messages": [USER], "tools": [tool]}).encode(), None).tools
+    assert read["function"]["parameters"] == {"type": "object", "properties": {}}
