@@ -2,8 +2,7 @@
 
   train --config NAME                 trains; --list-configs shows the names
   preview --config NAME               the start answers 16 prompts; no training
-  evaluate --config NAME              accuracy; a run's, with the run's options
-                                      and --dump-folder RUN
+  evaluate RUN or --config NAME       accuracy of a run, or of a config's start
   report RUN                          writes a run's report.html
   chat RUN                            you type, the run's model answers
   serve RUN                           the run's model at an OpenAI address
@@ -30,6 +29,7 @@ from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.observe.report.__main__ import main as report
 from torchtitan_rl.run.node import check_build_tools, check_torch, environment_kind, gpu_count
 from torchtitan_rl.run.rank_output import OutputStream, log_library_warnings
+from torchtitan_rl.run.run_command import options_of_run
 from torchtitan_rl.text import visible
 
 QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run", "--preview"}
@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name in READERS:
             return READERS[name](rest) or 0
         os.environ.setdefault("TORCHTITAN_RL_PROGRAM", f"torchtitan-rl {name}")
+        if name == "evaluate" and rest and not rest[0].startswith("-"):
+            rest = [*options_of_run(rest[0], rest[1:]), *rest[1:]]
         if not {"-h", "--help"}.intersection(rest):
             rest += TRAINING[name]
         module = training(rest)

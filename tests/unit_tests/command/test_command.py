@@ -9,6 +9,7 @@ import pytest
 
 from torchtitan_rl.command import command
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.run import run_command
 from torchtitan_rl.run.packaged_model import WHEELS
 
 LAUNCHED = (
@@ -170,3 +171,33 @@ def test_a_wrong_flag_is_said_once_before_any_process_starts_and_ends_with_2(tmp
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.count("no-such-field") == 1
+
+
+def test_evaluate_takes_the_options_of_the_run_it_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", "/here")
+    options = [
+        "--config",
+        "rows",
+        "--task.path",
+        "a.jsonl",
+        "--grader.rewards",
+        "x:f",
+        "y:g",
+        "--resume",
+        "auto",
+        "--dump_folder",
+        "old",
+    ]
+    stored = {"command": ["/x/command/train.py", *options], "folder_of_command": "/there"}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    given = run_command.options_of_run(str(tmp_path), ["--grader.rewards=z:h"])
+    assert given == ["--config", "rows", "--task.path", "a.jsonl", "--dump-folder", str(tmp_path)]
+    assert os.environ["TORCHTITAN_RL_CALLER_FOLDER"] == "/there"
+
+
+@pytest.mark.parametrize("stored", [None, {}, {"command": ["/x/mine.py"], "folder_of_command": "/"}])
+def test_evaluate_names_a_folder_without_a_command_s_run(tmp_path, stored):
+    if stored is not None:
+        (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(UserError, match="RUN = .* expected a"):
+        run_command.options_of_run(str(tmp_path))
