@@ -48,7 +48,7 @@ def _on(task: Task.Config, *, max_prompt_tokens: int = 512, max_tokens: int = 10
         ),
         evaluation=Evaluation.Config(every=20, num_prompts=256),
     )
-    if device.ON_CPU:
+    if device.FOR_CPU:
         _fit_two_cores(config)
     return config
 

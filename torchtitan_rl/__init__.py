@@ -11,6 +11,9 @@ __version__ = "0.1.0"
 HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "0")
 """The user's own setting, before `device` turns the hub off for libraries. Downloads follow the user's setting."""
 
+PLANNED_GIB = int(os.environ.get("TORCHTITAN_RL_PLANNED_GIB", "0"))
+"""Memory of each GPU that a dry run plans for; 0: it is about this machine."""
+
 
 def __getattr__(name: str) -> Any:
     if name != "train":

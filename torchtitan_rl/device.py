@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 
+from torchtitan_rl import PLANNED_GIB
 from torchtitan_rl.errors import torch_remedy
 
 try:
@@ -18,6 +19,8 @@ import torch._utils
 
 DEVICE_TYPE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_CPU = DEVICE_TYPE == "cpu"
+FOR_CPU = ON_CPU and not PLANNED_GIB
+"""Whether the config is for a machine without a GPU."""
 
 # The engine runs in the trainer's process, so that weight sync can pass tensors.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

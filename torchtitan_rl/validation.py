@@ -15,7 +15,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.algorithm import Algorithm, Gdpo, NoCorrection
 from torchtitan_rl.algorithm.losses.loss import Loss
-from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.device import FOR_CPU
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.field_limits import check_fields, parts
 from torchtitan_rl.fields.references import correctable, load_function
@@ -116,8 +116,8 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
 
     model, tp = config.model_spec.model, config.trainer.parallelism.tensor_parallel_degree
     check_parallelism(model, tp)
-    check_other_parts(model, config.trainer, config.generator, on_cpu=ON_CPU)
-    check_mixture(model, config.trainer, config.generator, world_size=world_size, on_cpu=ON_CPU)
+    check_other_parts(model, config.trainer, config.generator, on_cpu=FOR_CPU)
+    check_mixture(model, config.trainer, config.generator, world_size=world_size, on_cpu=FOR_CPU)
     attention = model.layers[0].attention
     sizes = (attention.n_heads, attention.n_kv_heads or attention.n_heads, model.vocab_size)
     degrees = {"trainer.parallelism": tp, "generator": config.generator.tensor_parallel_degree}
@@ -127,7 +127,7 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
         field, remedy = f"{part}.tensor_parallel_degree", "Use another degree."
         expect(divides, field, degree, expected.format(*sizes), remedy)
     check_lengths(config)
-    compiles = not (ON_CPU and config.trainer.compile)
+    compiles = not (FOR_CPU and config.trainer.compile)
     expected = "False on a CPU, whose attention cannot be compiled"
     expect(compiles, "trainer.compile", True, expected, "Leave it off without a GPU.")
 
@@ -267,7 +267,7 @@ def _check_lora(config: "RunConfig") -> None:
         return
     dtype = config.generator.dtype
     expected = "bfloat16 with trainer.lora on a GPU, as vLLM's LoRA kernels have no float32"
-    expect(ON_CPU or dtype == "bfloat16", "generator.dtype", dtype, expected, "Set it.")
+    expect(FOR_CPU or dtype == "bfloat16", "generator.dtype", dtype, expected, "Set it.")
 
 
 def _check_minibatches(config: "RunConfig") -> None:

@@ -20,6 +20,7 @@ Environment variables of train, preview and evaluate:
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ from torchtitan_rl.text import visible
 
 QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run", "--preview"}
 """Options of `train` that one process answers, without a launcher."""
+
+_GPUS = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 
 LAUNCHER = "torchtitan_rl.run.launch"
 
@@ -129,6 +132,7 @@ def training(arguments: Sequence[str]) -> list[str]:
     environment["WORLD_SIZE"] = str(processes * _count("NNODES", 1))
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else the engine warns of NUMA
     if options & QUESTIONS:
+        arguments = _plan_for_gpus(arguments)
         environment |= {"RANK": "0", "LOCAL_RANK": "0"}
         environment["LOG_RANK"] = "0"
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher's ranks
@@ -144,6 +148,17 @@ def training(arguments: Sequence[str]) -> list[str]:
         environment.setdefault(name, value)
     run = [f"--nproc_per_node={processes}", "-m", "torchtitan_rl.command.train", *arguments]
     return [LAUNCHER, *rendezvous, *run]
+
+
+def _plan_for_gpus(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with the 8x80 of `--dry-run 8x80` taken out, for which it sets ranks and memory: 8 GPUs of 80 GB."""
+    rest = list(arguments)
+    for place, word in enumerate(rest[:-1], start=1):
+        if word in ("--dry-run", "--dry_run") and (gpus := _GPUS.fullmatch(rest[place])):
+            os.environ["WORLD_SIZE"], os.environ["TORCHTITAN_RL_PLANNED_GIB"] = gpus.groups()
+            del rest[place]
+            break
+    return rest
 
 
 def _count(variable: str, default: int) -> int:

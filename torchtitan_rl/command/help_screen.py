@@ -49,7 +49,7 @@ def show_help(command: str, description: str, config: "RunConfig", *, every_fiel
         options = {"prog": command, "description": about, "config": TYRO}
         tyro.cli(type(config), default=config, args=["--help"], **options)
     print(f"usage: {command} [--FIELD VALUE ...]", *textwrap.wrap(about, 80), sep="\n", end="\n\n")
-    here = "where there is no GPU" if device.ON_CPU else "on a GPU"
+    here = "where there is no GPU" if device.FOR_CPU else "on a GPU"
     print(f"Fields most people change, with this config's values {here}:")
     for path, meaning in MOST_CHANGED.items():
         try:
@@ -70,5 +70,5 @@ def show_help(command: str, description: str, config: "RunConfig", *, every_fiel
     print(
         "\n--help all: every field; --print-config: the whole config as JSON;\n"
         "--config NAME or FILE.py:FUNCTION: another config; --list-configs: the names;\n"
-        "--dry-run: what a run would do; --preview: what the start answers."
+        "--dry-run: what a run would do (8x80: on 8 GPUs of 80 GB); --preview: answers."
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.device import FOR_CPU
 
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
@@ -26,7 +26,7 @@ def set_dtypes(config: "RunConfig") -> str:
     Returns: a line that says to what, or that a bfloat16 is slow on this CPU; "" if neither.
     """
     dtype, why = "bfloat16", ""
-    if ON_CPU and not _multiplies_bfloat16():
+    if FOR_CPU and not _multiplies_bfloat16():
         dtype, why = "float32", ", as this CPU has no instructions for bfloat16"
     line, slow = "", []
     fields = {

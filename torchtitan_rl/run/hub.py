@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from torchtitan_rl import HUB_OFFLINE
+from torchtitan_rl import HUB_OFFLINE, PLANNED_GIB
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.run import packaged_model
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
+_WEIGHTS = [] if PLANNED_GIB else ["*.safetensors"]
+_FILES = [*_WEIGHTS, "*.json", "*.jinja", "*.txt", "*.model"]
 """Files of a model's repository that are downloaded: weights, configs, tokenizers, chat templates."""
 
 
@@ -60,7 +61,7 @@ def _cached(name: str) -> Path | None:
         folder = Path(snapshot_download(name, allow_patterns=_FILES, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
-    needed = ("config.json", "*.safetensors", "tokenizer*")
+    needed = ("config.json", *_WEIGHTS, "tokenizer*")
     return folder if all(any(folder.glob(pattern)) for pattern in needed) else None
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_rl import PLANNED_GIB
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.models.hf_config import hf_architecture, spec_from_folder
 from torchtitan_rl.models.logprobs import GPU_TILE
@@ -64,7 +65,9 @@ def _in_gib(parts: dict[str, float]) -> str:
 
 
 def gpu_memory_bytes() -> int | None:
-    """Total memory of this rank's GPU; None without a GPU. Creates no CUDA context, so the device need not be set yet."""
+    """Total memory of this rank's GPU, or of one that is planned for; None without. Creates no CUDA context: no device need be set."""
+    if PLANNED_GIB:
+        return PLANNED_GIB * GIB
     if not torch.cuda.is_available():
         return None
     return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).total_memory

@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 from transformers import AutoTokenizer
@@ -55,6 +58,19 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkey
     assert "reward 1.2 (correct 1, format 0.2); judged right" in lines["right"]
     assert "reward -0.8 (correct -1, format 0.2); judged wrong" in lines["wrong"]
     assert "'': reward -1 (correct -1, format 0); judged wrong" in lines["empty"]
+
+
+def test_a_dry_run_plans_for_gpus_that_this_machine_has_not_without_the_model_s_weights(start, tmp_path):
+    for file in start.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, tmp_path)
+    lengths = ["--prompts.max-prompt-tokens", "32", "--sampling.max-tokens", "32"]
+    plan = ["--config", "sums", *lengths, "--hf-assets-path", str(tmp_path), "--dry-run", "8x80"]
+    command = [sys.executable, "-m", "torchtitan_rl.command.command", "train", *plan]
+    shown = subprocess.run(command, capture_output=True, text=True).stdout
+    assert "8 ranks: the policy is sharded FSDP 8 x TP 1, in 1 replica; 8 engines on 1 rank each" in shown
+    assert "a step: 32 prompts x 8 completions" in shown  # a GPU's sizes
+    assert "memory of each GPU of 80 GiB, estimated: engine awake" in shown
 
 
 def test_a_dry_run_shows_rows_without_commands_to_the_terminal(start, tmp_path, capsys):
