@@ -5,8 +5,8 @@
     future.result()                                 # its result; TimeoutError if it took longer
 
 Each worker has a supervisor: a process that runs no foreign code, starts the worker, ends a call at its time limit, and replaces a
-worker that has ended. The supervisors are forked when the pool is made, so functions need not be picklable. They end with this
-process, however it ends, and take their workers and all that these have started along.
+worker that has ended. A supervisor is forked when its worker is first needed, by a process that was forked when the pool was made, so
+functions need not be picklable. All end with this process, however it ends, and take all that the workers have started along.
 """
 
 import contextlib
@@ -20,9 +20,11 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NoReturn
+
+from torchtitan_rl.text import plain
 
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 """Options of prctl(2)."""
@@ -42,24 +44,27 @@ class WorkerKilled(WorkerDied):
     """It was ended by SIGKILL or a stop signal: a person, a batch system or the kernel sends these, a function does not."""
 
 
+class CallRaised(RuntimeError):
+    """The function raised. The text is the exception's type and text."""
+
+
 class WorkerPool:
     """Up to `size` calls at a time, each in a worker process. A call that takes too long is killed and its worker replaced."""
 
     def __init__(self, functions: Sequence[Callable], size: int) -> None:
-        """Fork the supervisors, with the `functions` as they are now. Arguments and results must be picklable.
+        """Fork the nursery of the supervisors, with the `functions` as they are now. Arguments and results must be picklable.
 
         Call it from the main thread and early, because forking a process with threads is risky.
         """
-        self._pids: list[int] = []
-        self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        # The last one returned is the next: there are as many workers as calls at a time.
+        self._idle: queue.LifoQueue[Connection] = queue.LifoQueue()
         sys.stdout.flush()  # a child would print what it inherits in the buffer again
-        lines: list[Connection] = []
-        for _ in range(size):
-            ours, theirs = Pipe()
-            lines.append(ours)
-            self._pids.append(_fork(partial(_Supervisor(theirs, functions).serve, lines)))
-            theirs.close()
-            self._idle.put(ours)
+        ours, theirs = zip(*(Pipe() for _ in range(size)), strict=True)
+        self._nursery = _fork(partial(_fork_supervisors, theirs, functions, ours, os.getpid()))
+        for line in theirs:
+            line.close()
+        for line in ours:
+            self._idle.put(line)
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
 
     def submit(self, function: int, *args: Any, seconds: float = 0) -> "Future[Any]":
@@ -68,20 +73,21 @@ class WorkerPool:
         Args:
             seconds: time limit of the call itself, after which the future gets a TimeoutError; 0 for no limit.
         """
-        return self._threads.submit(self._call, function, args, seconds)
+        return self._threads.submit(self.call, function, *args, seconds=seconds)
 
     def close(self) -> None:
         """End the workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        while self._pids:
-            pid = self._pids.pop()
-            os.kill(pid, _END)
-            os.waitpid(pid, 0)
+        os.kill(self._nursery, _END)
+        os.waitpid(self._nursery, 0)
 
-    def _call(self, function: int, args: tuple, seconds: float) -> Any:
-        """Make the call, on a thread of the pool."""
+    def call(self, function: int, *args: Any, seconds: float = 0) -> Any:
+        """Make the call, and return its result or raise its exception. A wait for a worker has the same time limit."""
         data = pickle.dumps((function, args))
-        line = self._idle.get()  # there are as many as threads
+        try:
+            line = self._idle.get(timeout=seconds or None)
+        except queue.Empty:
+            raise TimeoutError(f"no worker was free within {seconds:g} s") from None
         try:
             line.send(seconds)
             line.send_bytes(data)
@@ -110,27 +116,56 @@ def _fork(run: Callable[[], None]) -> int:
     return pid
 
 
+def _fork_supervisors(
+    lines: Sequence[Connection],
+    functions: Sequence[Callable],
+    inherited: Sequence[Connection],
+    pool: int,
+) -> None:
+    """Fork a line's supervisor when the first call comes over it, until the pool's process ends or closes the pool."""
+    _depend_on(pool, inherited)
+    unused, pids = list(lines), []
+    try:
+        while unused:
+            for line in wait(unused):
+                unused.remove(line)
+                pids.append(_fork(partial(_Supervisor(line, functions).serve, unused)))
+                line.close()
+        signal.pause()
+    finally:
+        signal.signal(_END, signal.SIG_IGN)
+        for pid in pids:
+            os.kill(pid, _END)
+        for pid in pids:
+            os.waitpid(pid, 0)
+
+
+def _depend_on(parent: int, inherited: Sequence[Connection]) -> None:
+    """Let only the end of the process `parent`, or _END, end this one. Close the connections of others, which no call may reach."""
+    for line in inherited:
+        line.close()
+    os.setsid()  # Ctrl-C is for the training process
+    signal.signal(_END, _exit)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    _control(_SET_DEATH_SIGNAL, _END)
+    if os.getppid() != parent:  # it has ended before it could send the signal
+        _exit()
+
+
 class _Supervisor:
     """One worker's supervisor, in the process that was forked for it. It has one thread."""
 
     def __init__(self, line: Connection, functions: Sequence[Callable]) -> None:
-        self._line, self._functions, self._pool = line, functions, os.getpid()
+        self._line, self._functions, self._parent = line, functions, os.getpid()
         self._worker = 0
         self._worker_line: Connection | None = None
 
     def serve(self, inherited: Sequence[Connection]) -> None:
-        """Make one call after another until the pool's process ends or closes the pool. No call may reach the `inherited` ones."""
-        for line in inherited:
-            line.close()
-        os.setsid()  # Ctrl-C is for the training process
-        signal.signal(_END, _exit)
-        for number in _STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        """Make one call after another until the parent ends or closes the pool. No call may reach the `inherited` lines."""
+        _depend_on(self._parent, inherited)
         signal.signal(signal.SIGALRM, _time_out)
         _control(_SET_CHILD_SUBREAPER, 1)  # orphans of the worker become children, to be killed too
-        _control(_SET_DEATH_SIGNAL, _END)
-        if os.getppid() != self._pool:  # it has ended before it could send the signal
-            return
         try:
             while True:
                 seconds, data = self._line.recv(), self._line.recv_bytes()
@@ -197,7 +232,7 @@ class _Supervisor:
                 function, args = pickle.loads(message[_KEY_BYTES:])
                 answer = pickle.dumps((self._functions[function](*args), None))
             except BaseException as error:  # also SystemExit
-                fault = RuntimeError(f"{type(error).__name__}: {error}")
+                fault = CallRaised(f"{type(error).__name__}: {plain(error)}")
                 answer = pickle.dumps((None, fault))
             if os.getpid() != pid:  # a fork of the call, which would also send a result
                 text = "a function forked and returned in the child too: the child ends here"
