@@ -9,6 +9,7 @@ It is the only order of the start: `command/train.py` calls `build_run`, the dry
 """
 
 import copy
+import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from torchtitan_rl.controller import Controller
 from torchtitan_rl.data.build_task import build_task
 from torchtitan_rl.data.end_tokens import end_token_ids, folder_end_token_ids
 from torchtitan_rl.data.renderer import template_options
-from torchtitan_rl.data.task import Task
+from torchtitan_rl.data.task import Task, may_answer
 from torchtitan_rl.events import phase, progress
 from torchtitan_rl.fields.references import caller_folder, tried
 from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine
@@ -40,6 +41,7 @@ from torchtitan_rl.observe.evaluation_results import results_folder
 from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.observe.observer import RunObserver
 from torchtitan_rl.rewards.find_scorers import find_scorers
+from torchtitan_rl.rewards.workers import WorkerPool
 from torchtitan_rl.run.auto_dtype import set_dtypes
 from torchtitan_rl.run.checkpointer import Checkpointer
 from torchtitan_rl.run.dump_folder import CHECKOUT
@@ -159,6 +161,8 @@ class Parts:
     held_out: "list[Prompt]"
     """The prompts of evaluations, at least one."""
     grader: "Grader"
+    tool_workers: WorkerPool | None
+    """Processes in which tools run; None without conversations."""
     algorithm: "Algorithm"
     trainer: "Trainer"
     sources: "list[Source]"
@@ -171,8 +175,10 @@ class Parts:
     """Pushes the policy into the engine, which needs it before it samples; None without an engine."""
 
     def close(self) -> None:
-        """Stop the reward functions' workers and the engine, then the process group that it uses."""
+        """Stop the workers of reward functions and tools and the engine, then the process group that it uses."""
         self.grader.close()
+        if self.tool_workers is not None:
+            self.tool_workers.close()
         self.generator.close()
         comm.close_process_group()
 
@@ -208,9 +214,11 @@ def build_parts(
     config, algorithm = resolved.config, resolved.algorithm
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     tokenizer = load_tokenizer(config.hf_assets_path)
-    # First of all: it forks, and the others start threads.
-    grader = config.grader.build(scorers=resolved.scorers)
-    prompts, held_out, environments = build_prompts(resolved, tokenizer)
+    # First of all: they fork, and the others start threads.
+    grader, tool_workers = config.grader.build(scorers=resolved.scorers), None
+    if any(map(may_answer, resolved.task.members().values())):
+        tool_workers = WorkerPool([operator.call], config.conversations.workers)
+    prompts, held_out, environments = build_prompts(resolved, tokenizer, tool_workers)
     millions = parameter_count(config.model_spec) / 1e6
     with events.phase(f"build the policy ({millions:,.1f} million parameters)"):
         trainer = trainer_of_run(config, algorithm, folder)
@@ -236,6 +244,7 @@ def build_parts(
         prompts=prompts,
         held_out=held_out,
         grader=grader,
+        tool_workers=tool_workers,
         algorithm=algorithm,
         trainer=trainer,
         sources=sources,
@@ -351,7 +360,9 @@ def _set_timeouts(config: "RunConfig", groups: "Sequence[ProcessGroup]") -> None
 
 
 def build_prompts(
-    resolved: Resolved, tokenizer: "PreTrainedTokenizerBase"
+    resolved: Resolved,
+    tokenizer: "PreTrainedTokenizerBase",
+    tool_workers: WorkerPool | None = None,
 ) -> "tuple[PromptStream, list[Prompt], Conversations]":
     """Build and check the stream of prompts, the held-out prompts and what answers in conversations. Needs the start's
     tokenizer, and none of its weights.
@@ -393,6 +404,7 @@ def build_prompts(
         tokenizer=tokenizer,
         end_token_ids=ends,
         template_options=template_options(config.prompts),
+        worker_pool=tool_workers,
     )
     environments.check(held_out, in_flight=config.in_flight.prompts)
     return stream, held_out, environments

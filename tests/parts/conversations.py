@@ -74,9 +74,13 @@ class TaskWith(SumDigits):
         return self.make(prompt)
 
 
-def conversations(make, made, **config) -> Conversations:
+def conversations(make, made, *, workers=None, **config) -> Conversations:
     return Conversations.Config(**config).build(
-        members={"": TaskWith(make)}, tokenizer=made, end_token_ids=[made.eos_token_id], template_options={}
+        members={"": TaskWith(make)},
+        tokenizer=made,
+        end_token_ids=[made.eos_token_id],
+        template_options={},
+        worker_pool=workers,
     )
 
 

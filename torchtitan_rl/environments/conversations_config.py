@@ -50,6 +50,10 @@ class ConversationsConfig(Configurable.Config):
     """Maximum number of environments that one engine has open at once. The next conversation begins when another
     environment has been closed."""
 
+    workers: int = number(64, least=1, most=1024)
+    """Maximum number of processes of one engine in which tools run. A call over its time limit is killed. A process is
+    started when all others are busy. Coroutine functions and tools with @in_process need none."""
+
     on_failure: Literal["raise", "none"] = "raise"
     """Handling of an environment that raises, times out or returns an invalid value. raise: stop the run. none: end
     the conversation with finish_reason "env_error" and without a reward. Such a conversation is left out of the

@@ -23,6 +23,7 @@ from torchtitan_rl.environments.tools import ToolEnvironment
 from torchtitan_rl.environments.vllm_parsers import call_parser
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.references import correctable
+from torchtitan_rl.rewards.workers import WorkerPool
 from torchtitan_rl.types import Prompt
 
 if TYPE_CHECKING:
@@ -44,13 +45,15 @@ class Conversations(Configurable):
         tokenizer: "PreTrainedTokenizerBase",
         end_token_ids: Collection[int],
         template_options: Mapping[str, Any],
+        worker_pool: WorkerPool | None = None,
     ) -> None:
         """
         Args:
             members: the tasks that prompts come from, by `Prompt.task`.
             template_options: arguments of the chat template other than messages and tools.
+            worker_pool: of `operator.call`, in which tools and checks of agents' schemas run; None: in this process.
         """
-        self.config = config
+        self.config, self._worker_pool = config, worker_pool
         self._members = members
         schemas = {name: tool_schemas(task.tools()) for name, task in members.items()}
         self._templates = {
@@ -93,6 +96,7 @@ class Conversations(Configurable):
                 begins_thinking=self._templates[prompt.task].begins_thinking,
                 in_order=self.config.wait_for_answers,
                 make_grammar=make_grammar,
+                workers=self._worker_pool,
             )
         return environment
 

@@ -8,6 +8,7 @@ from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.data.tool_calls import CallParser, ToolCall, parse_calls, without_thinking
 from torchtitan_rl.data.turns import Environment
 from torchtitan_rl.environments.checks import described
+from torchtitan_rl.rewards.workers import WorkerPool
 
 
 class FittedEnvironment(Environment):
@@ -20,6 +21,7 @@ class FittedEnvironment(Environment):
     _begins_thinking = False
     _in_order = False
     _make_grammar: Callable[..., str] | None = None
+    _workers: WorkerPool | None = None
 
     def fit(
         self,
@@ -31,6 +33,7 @@ class FittedEnvironment(Environment):
         begins_thinking: bool,
         in_order: bool = False,
         make_grammar: Callable[..., str] | None = None,
+        workers: WorkerPool | None = None,
     ) -> None:
         """Adapt to a run, whose limits lower the environment's own.
 
@@ -42,12 +45,13 @@ class FittedEnvironment(Environment):
             in_order: whether requests that an agent sends at the same time must be answered in an order that does not
                 depend on timing.
             make_grammar: `Grammars.of`; None where the engine does not record the tokens that it kept.
+            workers: `worker_pool` of `Conversations`.
         """
         self._parser = self._parser or parser
         self._seconds = min(self._seconds, 0.9 * call_seconds)
         self._most_characters = min(self._most_characters, most_characters)
         self._conversation, self._in_order = conversation, in_order
-        self._begins_thinking = begins_thinking
+        self._begins_thinking, self._workers = begins_thinking, workers
         self._make_grammar = make_grammar and partial(make_grammar, begins_thinking=begins_thinking)
 
     def _spoken(self, text: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from torchtitan_rl.environments.tools import Tool
+from torchtitan_rl.environments.tools import Tool, in_process
 from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.typed_arguments import typed
@@ -60,6 +60,7 @@ def python_tool(limits: ProgramLimits | None = None, *, command: Sequence[str] =
     if shutil.which(command[0]) is None:  # else only the policy would read of it
         raise FileNotFoundError(f"command = {list(command)}: there is no program {command[0]!r}")
 
+    @in_process  # its program has the time limit
     def python(code: str) -> str:
         """
         Runs a Python program and returns what it prints.

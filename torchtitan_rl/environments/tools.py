@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import math
+import pickle
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, get_type_hints
@@ -12,11 +14,20 @@ from torchtitan_rl.data.turns import Message, Turn
 from torchtitan_rl.environments.checks import described, escaped
 from torchtitan_rl.environments.fitted import FittedEnvironment
 from torchtitan_rl.environments.threads import call_side_by_side, resolve
+from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.typed_arguments import check_above_zero, typed
+from torchtitan_rl.rewards.workers import CallRaised, WorkerPool
 from torchtitan_rl.text import head_and_tail
 
 SIDE_BY_SIDE = 16
 """Calls of one message that run at the same time. The others wait for a free place."""
+
+
+def in_process(tool: Tool) -> Tool:
+    """Decorator of a tool that runs in a thread of the training process, because it keeps state or waits for something
+    that has a time limit. No limit ends it there, and it stops the whole rank if it holds the interpreter's lock."""
+    tool.in_process = True
+    return tool
 
 
 @typed
@@ -24,7 +35,8 @@ class ToolEnvironment(FittedEnvironment):
     """Runs the tool calls in each message of the policy. A message without a call ends the conversation.
 
     The calls of one message run at the same time, up to `SIDE_BY_SIDE` of them, and share one time limit. Calls inside
-    `<think>` are not run.
+    `<think>` are not run. A tool is a function of a module, which a run calls in a worker process that ends at the time
+    limit; a coroutine function; or decorated with `in_process`.
 
     A failed call is reported to the policy in the tool's message and counted as `tool_errors`. A call fails if it
     cannot be parsed, names an unknown tool, has missing arguments or arguments of another type than the tool's
@@ -51,8 +63,12 @@ class ToolEnvironment(FittedEnvironment):
                 `conversations.max_answer_characters`.
             parser: finds the calls in a message. None: the run's `conversations.tool_call_parser`.
             side_by_side: calls of a message that run at the same time; 1 runs them in order.
+
+        Raises UserError for a tool that could lose its state in a worker.
         """
         check_above_zero(seconds=seconds, most_characters=most_characters)
+        for tool in tools:
+            _check_place(tool)
         self._tools = {tool.__name__: tool for tool in tools}
         self._seconds = seconds
         self._most_characters = most_characters
@@ -62,7 +78,9 @@ class ToolEnvironment(FittedEnvironment):
     def step(self, message: Message) -> Turn:
         """Returns the answers of the message's calls; without a call the conversation is done."""
         calls = self._calls(self._spoken(message["content"]), self._tools.keys())
-        runs = [partial(run_call, self._tools, call, self._seconds) for call in calls]
+        runs = [
+            partial(run_call, self._tools, call, self._seconds, self._workers) for call in calls
+        ]
         results = call_side_by_side(self._seconds, runs, self._side_by_side)
         answers = [self._message(call, result) for call, result in zip(calls, results, strict=True)]
         return Turn(
@@ -75,7 +93,10 @@ class ToolEnvironment(FittedEnvironment):
         )
 
     def _message(self, call: ToolCall, result: str | BaseException) -> Message:
-        text = result if isinstance(result, str) else f"error: {described(result)}"
+        text = result
+        if isinstance(result, BaseException):
+            reason = str(result) if isinstance(result, CallRaised) else described(result)
+            text = f"error: {reason}"
         content = head_and_tail(escaped(text), self._most_characters)
         return {
             "role": self.role,
@@ -84,10 +105,32 @@ class ToolEnvironment(FittedEnvironment):
         }
 
 
-def run_call(tools: Mapping[str, Tool], call: ToolCall, seconds: float | None = None) -> str:
-    """Runs one call of the policy and returns its result as text.
+def _runs_in_process(tool: Tool) -> bool:
+    return getattr(tool, "in_process", False) or inspect.iscoroutinefunction(tool)
 
-    Raises what the tool raises, ValueError for a call that could not be read, LookupError for an unknown tool, and TypeError for
+
+def _check_place(tool: Tool) -> None:
+    """Raises UserError for a tool that is to run in a worker but is not found there by its name."""
+    try:
+        is_found = pickle.loads(pickle.dumps(tool)) is tool
+    except (pickle.PicklingError, AttributeError, TypeError):
+        is_found = False
+    expect(
+        is_found or _runs_in_process(tool), "tools", tool.__qualname__,
+        "a function at the top of a module, which runs in a worker process. A method or an inner function could lose its state there",
+        "Decorate it with @in_process if it never holds the interpreter's lock for long (docs/conversations.md).",
+    )  # fmt: skip
+
+
+def run_call(
+    tools: Mapping[str, Tool],
+    call: ToolCall,
+    seconds: float | None = None,
+    workers: WorkerPool | None = None,
+) -> str:
+    """Runs one call of the policy, in a worker if there are any, and returns its result as text.
+
+    Raises what the tool raises, from a worker CallRaised, TimeoutError or WorkerDied, ValueError for a call that could not be read, LookupError for an unknown tool, and TypeError for
     arguments that do not suit.
     """
     if call.error is not None:
@@ -97,7 +140,14 @@ def run_call(tools: Mapping[str, Tool], call: ToolCall, seconds: float | None = 
     tool = tools[call.name]
     inspect.signature(tool).bind(**call.arguments)
     check_types(tool, call.arguments)
-    return result_text(resolve(tool(**call.arguments), seconds))
+    if workers is None or _runs_in_process(tool):
+        return _run(tool, call.arguments, seconds)
+    limit = seconds if seconds and math.isfinite(seconds) else 0
+    return workers.call(0, _run, tool, call.arguments, seconds=limit)
+
+
+def _run(tool: Tool, arguments: Mapping[str, Any], seconds: float | None = None) -> str:
+    return result_text(resolve(tool(**arguments), seconds))
 
 
 def check_types(tool: Tool, arguments: Mapping[str, Any]) -> None:

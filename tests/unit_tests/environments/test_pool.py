@@ -1,16 +1,23 @@
 """Many environments beside each other, with a policy that says what it is told to: seeds, limits, and who is closed."""
 
 import copy
+import json
+import operator
+import os
+import re
 import threading
 import time
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from tests.parts.conversations import Says, ScriptedEngine, TaskWith, conversation, conversations, play, prompts, said
 from torchtitan_rl.configs.toys.calculator import multiply
-from torchtitan_rl.environments import ToolEnvironment
+from torchtitan_rl.environments import ToolEnvironment, in_process
 from torchtitan_rl.environments.pool import ConversationError
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.rewards.workers import WorkerPool
 
 
 @pytest.fixture
@@ -153,9 +160,11 @@ def test_tool_call_marked_by_a_special_token_is_parsed(talk, made):
 def test_tool_limits_are_bounded_by_the_conversation_limits(talk):
     """Else a tool that hangs, or says much, would count as a failure of the environment, which ends the run."""
 
+    @in_process
     def hangs() -> None:
         time.sleep(20)
 
+    @in_process
     def floods() -> str:
         return "x" * 30_000
 
@@ -168,3 +177,95 @@ def test_tool_limits_are_bounded_by_the_conversation_limits(talk):
     assert told[0] == "error: TimeoutError: took longer than 4.5 s"
     assert len(told[1]) <= 100
     assert played[0].finish_reason == "max_turns"
+
+
+def call_of(name: str, **arguments) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+@pytest.fixture
+def workers():
+    with closing(WorkerPool([operator.call], 2)) as pool:
+        yield pool
+
+
+def holds_the_lock() -> bool:
+    return re.match(r"(a+)+$", "a" * 30 + "b") is not None
+
+
+def dies() -> None:
+    os._exit(3)
+
+
+def fails() -> None:
+    raise KeyError("lost")
+
+
+def test_tool_that_holds_the_interpreters_lock_is_ended_while_other_conversations_go_on(talk, workers):
+    steps = []
+
+    class Beside(Says):
+        def step(self, message):
+            steps.append(time.monotonic())
+            time.sleep(0.05)
+            return super().step(message)
+
+    class Once(ToolEnvironment):
+        def step(self, message):
+            return replace(super().step(message), done=True)
+
+    def make(prompt):
+        return Beside(*["higher"] * 8) if prompt.prompt_idx else Once([holds_the_lock], seconds=2.5)
+
+    played, ended = talk(make, prompts_of=4, say=call_of("holds_the_lock"), workers=workers)
+    [turn] = played[0].turns
+    assert turn.messages[0]["content"] == "error: TimeoutError: took longer than 2.5 s"
+    assert (turn.columns["tool_errors"], played[0].finish_reason) == (1, "stop")
+    assert turn.environment_seconds < 20
+    assert ended[-1] == 0
+    assert steps[-1] - steps[0] < 2.5  # all three while the tool ran
+
+
+def test_tool_that_ends_its_process_or_raises_is_answered_with_an_error(talk, workers):
+    played, _ = talk(
+        lambda prompt: ToolEnvironment([dies, fails, multiply]), num=1, workers=workers, max_turns=1,
+        say=call_of("dies") + call_of("fails") + call_of("multiply", a=6, b=7),
+    )  # fmt: skip
+    assert [message["content"] for message in played[0].turns[0].messages] == [
+        "error: WorkerDied: its process ended with exit code 3", "error: KeyError: 'lost'", "42",
+    ]  # fmt: skip
+
+
+class Notebook:
+    """Can be pickled, so a worker would write into a copy."""
+
+    def __init__(self) -> None:
+        self.notes = []
+
+    def write(self, note: str) -> int:
+        self.notes.append(note)
+        return len(self.notes)
+
+    @in_process
+    def note(self, note: str) -> int:
+        return self.write(note)
+
+
+def test_tool_with_state_runs_in_process_by_choice_and_is_refused_otherwise(talk, workers):
+    def inner() -> int:
+        return 1
+
+    for tool in (inner, Notebook().write, lambda: 1):
+        with pytest.raises(
+            UserError, match=r"tools = '.*': expected a function at the top .* Decorate it with @in_process"
+        ):
+            ToolEnvironment([tool])
+    played, _ = talk(
+        lambda prompt: ToolEnvironment([Notebook().note]),
+        num=2,
+        workers=workers,
+        max_turns=2,
+        say=call_of("note", note="x"),
+    )
+    for each in played:
+        assert [turn.messages[0]["content"] for turn in each.turns] == ["1", "2"]

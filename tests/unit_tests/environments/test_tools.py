@@ -10,7 +10,7 @@ import pytest
 
 from torchtitan_rl.data.tool_calls import ToolCall, parse_calls
 from torchtitan_rl.data.tool_schemas import tool_schemas
-from torchtitan_rl.environments.tools import ToolEnvironment
+from torchtitan_rl.environments.tools import ToolEnvironment, in_process
 from torchtitan_rl.errors import UserError
 
 
@@ -37,7 +37,8 @@ def said(text: str) -> dict:
 
 
 def answers(text: str, *tools, **options) -> list[str]:
-    return [message["content"] for message in ToolEnvironment(tools, **options).step(said(text)).messages]
+    environment = ToolEnvironment([in_process(tool) for tool in tools], **options)
+    return [message["content"] for message in environment.step(said(text)).messages]
 
 
 def test_tool_function_without_a_valid_schema_is_a_user_error():

@@ -24,10 +24,14 @@ from torchtitan_rl.environments.agents.settings import NotFollowed
 from torchtitan_rl.environments.checks import Context
 from torchtitan_rl.environments.fitted import FittedEnvironment
 from torchtitan_rl.fields.typed_arguments import check_above_zero, typed
+from torchtitan_rl.rewards.workers import WorkerDied
 from torchtitan_rl.types import FinishReason
 
 Agent = Sequence[str] | Callable[..., Awaitable[Any]]
 """A command, or a coroutine function `agent(task, *, base_url, api_key)`."""
+
+SCHEMA_SECONDS = 1.0
+"""Time limit of the comparison of a call with its tool's schema, in a worker."""
 
 
 @dataclass(slots=True)
@@ -239,8 +243,17 @@ class AgentEnvironment(FittedEnvironment):
             return False
         for tool in self._request.tools:
             if tool["function"]["name"] == call.name:
-                return suits(call.arguments, tool["function"].get("parameters"))
+                return self._suits(call.arguments, tool["function"].get("parameters"))
         return False
+
+    def _suits(self, arguments: dict[str, Any], schema: Any) -> bool:
+        """Whether the arguments suit the schema, or it cannot be told in time: a pattern may take for ever."""
+        if self._workers is None:
+            return suits(arguments, schema)
+        try:
+            return self._workers.call(0, suits, arguments, schema, seconds=SCHEMA_SECONDS)
+        except (TimeoutError, WorkerDied):
+            return True
 
     def _reply(self, message: Message) -> None:
         conversation = self._conversation

@@ -9,7 +9,7 @@ from torchtitan_rl.data.tool_calls import ToolCall
 from torchtitan_rl.data.tool_schemas import Tool
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.harbor.sandbox import Sandbox
-from torchtitan_rl.environments.tools import ToolEnvironment
+from torchtitan_rl.environments.tools import ToolEnvironment, in_process
 from torchtitan_rl.types import FinishReason
 
 _BLOCK = re.compile(r"```(?:bash|sh|shell)[^\S\n]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
@@ -18,6 +18,7 @@ _BLOCK = re.compile(r"```(?:bash|sh|shell)[^\S\n]*\n(.*?)(?:\n```|\Z)", re.DOTAL
 def bash_tool(run: Callable[[str], str]) -> Tool:
     """Returns the tool `bash`."""
 
+    @in_process  # the sandbox has the time limit
     def bash(command: str) -> str:
         """
         Runs a shell command and returns what it prints.
