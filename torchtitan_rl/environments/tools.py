@@ -2,8 +2,7 @@
 
 import inspect
 import json
-import math
-import pickle
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, get_type_hints
@@ -21,6 +20,8 @@ from torchtitan_rl.text import head_and_tail
 
 SIDE_BY_SIDE = 16
 """Calls of one message that run at the same time. The others wait for a free place."""
+MOST_SECONDS = 1e9
+"""In place of an infinite time limit, which no lock takes."""
 
 
 def in_process(tool: Tool) -> Tool:
@@ -78,10 +79,9 @@ class ToolEnvironment(FittedEnvironment):
     def step(self, message: Message) -> Turn:
         """Returns the answers of the message's calls; without a call the conversation is done."""
         calls = self._calls(self._spoken(message["content"]), self._tools.keys())
-        runs = [
-            partial(run_call, self._tools, call, self._seconds, self._workers) for call in calls
-        ]
-        results = call_side_by_side(self._seconds, runs, self._side_by_side)
+        seconds = min(self._seconds, MOST_SECONDS)
+        runs = [partial(run_call, self._tools, call, seconds, self._workers) for call in calls]
+        results = call_side_by_side(seconds, runs, self._side_by_side)
         answers = [self._message(call, result) for call, result in zip(calls, results, strict=True)]
         return Turn(
             messages=answers,
@@ -93,11 +93,9 @@ class ToolEnvironment(FittedEnvironment):
         )
 
     def _message(self, call: ToolCall, result: str | BaseException) -> Message:
-        text = result
         if isinstance(result, BaseException):
-            reason = str(result) if isinstance(result, CallRaised) else described(result)
-            text = f"error: {reason}"
-        content = head_and_tail(escaped(text), self._most_characters)
+            result = f"error: {result if isinstance(result, CallRaised) else described(result)}"
+        content = head_and_tail(escaped(result), self._most_characters)
         return {
             "role": self.role,
             "name": call.name if call.name in self._tools else "unknown",
@@ -111,12 +109,9 @@ def _runs_in_process(tool: Tool) -> bool:
 
 def _check_place(tool: Tool) -> None:
     """Raises UserError for a tool that is to run in a worker but is not found there by its name."""
-    try:
-        is_found = pickle.loads(pickle.dumps(tool)) is tool
-    except (pickle.PicklingError, AttributeError, TypeError):
-        is_found = False
+    found = getattr(sys.modules.get(tool.__module__), tool.__qualname__, None)
     expect(
-        is_found or _runs_in_process(tool), "tools", tool.__qualname__,
+        found is tool or _runs_in_process(tool), "tools", tool.__qualname__,
         "a function at the top of a module, which runs in a worker process. A method or an inner function could lose its state there",
         "Decorate it with @in_process if it never holds the interpreter's lock for long (docs/conversations.md).",
     )  # fmt: skip
@@ -125,13 +120,13 @@ def _check_place(tool: Tool) -> None:
 def run_call(
     tools: Mapping[str, Tool],
     call: ToolCall,
-    seconds: float | None = None,
+    seconds: float = MOST_SECONDS,
     workers: WorkerPool | None = None,
 ) -> str:
     """Runs one call of the policy, in a worker if there are any, and returns its result as text.
 
-    Raises what the tool raises, from a worker CallRaised, TimeoutError or WorkerDied, ValueError for a call that could not be read, LookupError for an unknown tool, and TypeError for
-    arguments that do not suit.
+    Raises what the tool raises (a worker: CallRaised, TimeoutError or WorkerDied), ValueError for a call that could not
+    be read, LookupError for an unknown tool, and TypeError for arguments that do not suit.
     """
     if call.error is not None:
         raise ValueError(call.error)
@@ -142,8 +137,7 @@ def run_call(
     check_types(tool, call.arguments)
     if workers is None or _runs_in_process(tool):
         return _run(tool, call.arguments, seconds)
-    limit = seconds if seconds and math.isfinite(seconds) else 0
-    return workers.call(0, _run, tool, call.arguments, seconds=limit)
+    return workers.call(0, _run, tool, call.arguments, seconds=seconds)
 
 
 def _run(tool: Tool, arguments: Mapping[str, Any], seconds: float | None = None) -> str:

@@ -60,7 +60,7 @@ class WorkerPool:
         self._idle: queue.LifoQueue[Connection] = queue.LifoQueue()
         sys.stdout.flush()  # a child would print what it inherits in the buffer again
         ours, theirs = zip(*(Pipe() for _ in range(size)), strict=True)
-        self._nursery = _fork(partial(_fork_supervisors, theirs, functions, ours, os.getpid()))
+        self._nursery = _fork_dependent(partial(_fork_supervisors, theirs, functions), ours)
         for line in theirs:
             line.close()
         for line in ours:
@@ -116,20 +116,32 @@ def _fork(run: Callable[[], None]) -> int:
     return pid
 
 
-def _fork_supervisors(
-    lines: Sequence[Connection],
-    functions: Sequence[Callable],
-    inherited: Sequence[Connection],
-    pool: int,
-) -> None:
-    """Fork a line's supervisor when the first call comes over it, until the pool's process ends or closes the pool."""
-    _depend_on(pool, inherited)
+def _fork_dependent(run: Callable[[], None], inherited: Sequence[Connection]) -> int:
+    """Fork a process that does `run` until this one ends or sends _END. No call in it may reach the `inherited` lines."""
+    parent = os.getpid()
+
+    def depend() -> None:
+        for line in inherited:
+            line.close()
+        os.setsid()  # Ctrl-C is for the training process
+        signal.signal(_END, _exit)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        _control(_SET_DEATH_SIGNAL, _END)
+        if os.getppid() == parent:  # else it has ended before it could send the signal
+            run()
+
+    return _fork(depend)
+
+
+def _fork_supervisors(lines: Sequence[Connection], functions: Sequence[Callable]) -> None:
+    """Fork the supervisor of each line when the first call comes over it."""
     unused, pids = list(lines), []
     try:
         while unused:
             for line in wait(unused):
                 unused.remove(line)
-                pids.append(_fork(partial(_Supervisor(line, functions).serve, unused)))
+                pids.append(_fork_dependent(_Supervisor(line, functions).serve, unused))
                 line.close()
         signal.pause()
     finally:
@@ -140,30 +152,16 @@ def _fork_supervisors(
             os.waitpid(pid, 0)
 
 
-def _depend_on(parent: int, inherited: Sequence[Connection]) -> None:
-    """Let only the end of the process `parent`, or _END, end this one. Close the connections of others, which no call may reach."""
-    for line in inherited:
-        line.close()
-    os.setsid()  # Ctrl-C is for the training process
-    signal.signal(_END, _exit)
-    for number in _STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    _control(_SET_DEATH_SIGNAL, _END)
-    if os.getppid() != parent:  # it has ended before it could send the signal
-        _exit()
-
-
 class _Supervisor:
     """One worker's supervisor, in the process that was forked for it. It has one thread."""
 
     def __init__(self, line: Connection, functions: Sequence[Callable]) -> None:
-        self._line, self._functions, self._parent = line, functions, os.getpid()
+        self._line, self._functions = line, functions
         self._worker = 0
         self._worker_line: Connection | None = None
 
-    def serve(self, inherited: Sequence[Connection]) -> None:
-        """Make one call after another until the parent ends or closes the pool. No call may reach the `inherited` lines."""
-        _depend_on(self._parent, inherited)
+    def serve(self) -> None:
+        """Make one call after another."""
         signal.signal(signal.SIGALRM, _time_out)
         _control(_SET_CHILD_SUBREAPER, 1)  # orphans of the worker become children, to be killed too
         try:

@@ -4,6 +4,7 @@ A pause of the whole job (SIGSTOP, `docker pause`, a clock that jumps) counts fo
 laptop's sleep stops the monotonic clock.
 """
 
+import re
 import shutil
 import signal
 import time
@@ -29,7 +30,11 @@ PAUSED_S = 10.0
 GRACE_S = 8.0
 """Seconds that a node's other ranks have to end after one has vanished."""
 STACK_LINES = 14
-"""Lines of the main thread's stack on the terminal, innermost frame first."""
+"""Lines of a thread's stack on the terminal, innermost frame first."""
+_CALL = re.compile(r'environments/threads\.py", line \d+ in _run(_forever)?$', re.MULTILINE)
+"""In the stack of a thread that calls an environment or a tool."""
+_WAITS = re.compile(r'.*\n  File ".*/(threading|selectors)\.py"')
+"""Begin of the stack of a thread that waits, without the interpreter's lock."""
 
 
 class Watchdog:
@@ -82,7 +87,7 @@ class Watchdog:
                 self._say(self._where(status))
 
     def _where(self, status: RankStatus) -> str:
-        """Where a rank stands: that a signal has stopped it, or the innermost frames of its main thread."""
+        """Where a rank stands: that a signal has stopped it, or the innermost frames of its main thread and of an environment's."""
         if is_stopped(status):
             return f"rank {status.rank} is stopped by a signal: kill -CONT {status.pid} on {status.host} lets it go on"
         file = stacks_path(self._folder, status.rank)
@@ -92,6 +97,10 @@ class Watchdog:
         threads = file.read_text()[begin:].strip().split("\n\n")
         main = next((text for text in threads if text.startswith("Current thread")), threads[-1])
         lines = main.splitlines()[1 : 1 + STACK_LINES] or ["  (it does not show its stack)"]
+        calls = [text for text in threads if _CALL.search(text) and not _WAITS.match(text)]
+        for text in calls[:3]:
+            lines += ["  an environment or tool, which may hold the interpreter's lock, is at:"]
+            lines += text.splitlines()[1 : 1 + STACK_LINES]
         if status.run_folder:
             with suppress(OSError):
                 copy = shutil.copy(file, Path(status.run_folder) / "logs")

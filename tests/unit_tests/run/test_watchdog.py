@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from dataclasses import asdict, replace
 
@@ -124,3 +126,30 @@ def test_a_status_is_written_in_microseconds_and_a_vanished_rank_has_failed(tmp_
     (tmp_path / "rank_0.json").write_text(json.dumps(asdict(replace(file.status, pid=2**22))))
     assert rank_failed()
     assert os.getpid() == file.status.pid
+
+
+HOLDS_THE_LOCK = """
+import re
+from concurrent.futures import Future
+from torchtitan_rl.environments.threads import Worker
+from torchtitan_rl.run.rank_status import StatusFile
+
+class Patterns:
+    def step(self):
+        print("begun", flush=True)
+        re.match(r"(a+)+$", "a" * 40 + "b")
+
+StatusFile(0)
+Worker().call(Future().result)  # waits
+Worker().call(Patterns().step).result()
+"""
+
+
+def test_an_environment_that_holds_the_interpreters_lock_is_shown(tmp_path):
+    variables = {**os.environ, rank_status.WATCH_VARIABLE: str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", HOLDS_THE_LOCK], env=variables, stdout=subprocess.PIPE) as rank:
+        rank.stdout.readline()
+        shown = Watchdog(tmp_path, print)._where(*read_statuses(tmp_path))
+        rank.kill()
+    _, environment = shown.split("an environment or tool, which may hold the interpreter's lock, is at:\n")
+    assert 'File "<string>", line 10 in step' in environment
