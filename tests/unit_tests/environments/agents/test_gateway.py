@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import operator
 import queue
 import re
 import threading
 import time
+from contextlib import closing
 
 import httpx
 import openai
@@ -18,6 +20,7 @@ from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.agents import gateway as gateways
 from torchtitan_rl.environments.agents.gateway import gateway
 from torchtitan_rl.environments.agents.protocol import AgentError, ChatRequest
+from torchtitan_rl.rewards.workers import WorkerPool
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt
 
@@ -29,7 +32,7 @@ CALL = '<tool_call>{"name": "multiply", "arguments": {"a": 3, "b": 4}}</tool_cal
 class Policy:
     """The policy's side of one agent's conversation."""
 
-    def __init__(self, agent, in_order=False, **settings) -> None:
+    def __init__(self, agent, in_order=False, workers=None, **settings) -> None:
         self.conversation = Conversation(
             prompt=Prompt(prompt_idx=0, text="?", token_ids=[1, 2, 3], expected_answer="", messages=[USER]),
             sample_idx=0, sampling=SamplingConfig(max_tokens=100), most_in_turn=50, most_tokens=1000,
@@ -37,7 +40,7 @@ class Policy:
         self.environment = AgentEnvironment(agent, **settings)
         self.environment.fit(
             conversation=self.conversation, call_seconds=20, most_characters=1000, parser=parse_calls,
-            begins_thinking=False, in_order=in_order,
+            begins_thinking=False, in_order=in_order, workers=workers,
         )  # fmt: skip
 
     def __enter__(self):
@@ -284,6 +287,18 @@ def test_an_agent_that_fails_after_a_broken_turn_ends_with_a_name_and_a_reward(t
     assert policy.final is None
     with Policy(agent) as policy, pytest.raises(AgentError, match="the model misbehaved"):
         policy.say(CALL)
+
+
+def test_a_tools_pattern_that_takes_for_ever_is_not_waited_for():
+    schema = {"type": "object", "properties": {"name": {"type": "string", "pattern": "^(a+)+$"}}}
+    tool = {"type": "function", "function": {"name": "greet", "parameters": schema}}
+    asked, began = {"messages": [USER], "tools": [tool]}, time.monotonic()
+    with closing(WorkerPool([operator.call], 1)) as workers:
+        for name, wrong in (("a" * 32 + "b", 0), ("b", 1), ("a", 0)):
+            with Policy(asks(asked), workers=workers) as policy:
+                call = json.dumps({"name": "greet", "arguments": {"name": name}})
+                assert policy.say(f"<tool_call>{call}</tool_call>").columns["tool_errors"] == wrong
+    assert time.monotonic() - began < 30
 
 
 def test_equivalent_forms_of_the_same_history_are_accepted():
