@@ -180,10 +180,7 @@ class Task(OwnConfig, ABC):
         return {"": self}
 
     def tools(self) -> Sequence[Callable[..., Any]]:
-        """Functions that the policy may call. Each has type hints and a docstring that describes its arguments.
-
-        They run in worker processes, unless decorated with `environments.in_process`.
-        """
+        """Functions that the policy may call, in worker processes. Each has type hints and a docstring that describes its arguments."""
         return ()
 
     def environment(self, prompt: "Prompt", *, seed: int = 0) -> "Environment | None":

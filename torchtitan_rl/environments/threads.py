@@ -29,7 +29,7 @@ def call_side_by_side(
 
     for _ in calls[:most]:
         threading.Thread(target=work, daemon=True).start()
-    wait(futures, seconds)
+    wait(futures, min(seconds, threading.TIMEOUT_MAX))
     unbegun = f"not begun within {seconds:g} s, the time of all calls of one message"
     results: list[Any | BaseException] = []
     for future in futures:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,8 +21,6 @@ from torchtitan_rl.text import head_and_tail
 
 SIDE_BY_SIDE = 16
 """Calls of one message that run at the same time. The others wait for a free place."""
-MOST_SECONDS = 1e9
-"""In place of an infinite time limit, which no lock takes."""
 
 
 def in_process(tool: Tool) -> Tool:
@@ -79,9 +78,9 @@ class ToolEnvironment(FittedEnvironment):
     def step(self, message: Message) -> Turn:
         """Returns the answers of the message's calls; without a call the conversation is done."""
         calls = self._calls(self._spoken(message["content"]), self._tools.keys())
-        seconds = min(self._seconds, MOST_SECONDS)
-        runs = [partial(run_call, self._tools, call, seconds, self._workers) for call in calls]
-        results = call_side_by_side(seconds, runs, self._side_by_side)
+        run = partial(run_call, self._tools, seconds=self._seconds, workers=self._workers)
+        runs = [partial(run, call) for call in calls]
+        results = call_side_by_side(self._seconds, runs, self._side_by_side)
         answers = [self._message(call, result) for call, result in zip(calls, results, strict=True)]
         return Turn(
             messages=answers,
@@ -120,7 +119,7 @@ def _check_place(tool: Tool) -> None:
 def run_call(
     tools: Mapping[str, Tool],
     call: ToolCall,
-    seconds: float = MOST_SECONDS,
+    seconds: float | None = None,
     workers: WorkerPool | None = None,
 ) -> str:
     """Runs one call of the policy, in a worker if there are any, and returns its result as text.
@@ -137,7 +136,8 @@ def run_call(
     check_types(tool, call.arguments)
     if workers is None or _runs_in_process(tool):
         return _run(tool, call.arguments, seconds)
-    return workers.call(0, _run, tool, call.arguments, seconds=seconds)
+    limit = 0 if seconds in (None, math.inf) else seconds
+    return workers.call(0, _run, tool, call.arguments, seconds=limit)
 
 
 def _run(tool: Tool, arguments: Mapping[str, Any], seconds: float | None = None) -> str:

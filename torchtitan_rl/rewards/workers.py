@@ -60,7 +60,7 @@ class WorkerPool:
         self._idle: queue.LifoQueue[Connection] = queue.LifoQueue()
         sys.stdout.flush()  # a child would print what it inherits in the buffer again
         ours, theirs = zip(*(Pipe() for _ in range(size)), strict=True)
-        self._nursery = _fork_dependent(partial(_fork_supervisors, theirs, functions), ours)
+        self._pids = [_fork(partial(_fork_supervisors, theirs, functions), ours)]
         for line in theirs:
             line.close()
         for line in ours:
@@ -78,8 +78,10 @@ class WorkerPool:
     def close(self) -> None:
         """End the workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        os.kill(self._nursery, _END)
-        os.waitpid(self._nursery, 0)
+        while self._pids:
+            pid = self._pids.pop()
+            os.kill(pid, _END)
+            os.waitpid(pid, 0)
 
     def call(self, function: int, *args: Any, seconds: float = 0) -> Any:
         """Make the call, and return its result or raise its exception. A wait for a worker has the same time limit."""
@@ -102,54 +104,43 @@ class WorkerPool:
         return result
 
 
-def _fork(run: Callable[[], None]) -> int:
-    """Fork a process that does `run` and ends. It never returns into this one's code. Returns its process id."""
+def _fork(
+    run: Callable[[], None], inherited: Sequence[Connection], ended_by: signal.Signals = _END
+) -> int:
+    """Fork a process that does `run` and ends, by that signal if this one ends first. Returns its process id.
+
+    It never returns into this one's code, has a session of its own, and is not ended by `_STOP_SIGNALS`. No call in it may reach
+    the `inherited` connections.
+    """
     # The child must not destroy the garbage that it inherits: a process group's destructor waits for a thread that it does not have.
     gc.freeze()
-    pid = os.fork()
+    parent, pid = os.getpid(), os.fork()
     if pid == 0:
         try:
-            run()
+            for line in inherited:
+                line.close()
+            os.setsid()  # Ctrl-C is for the training process
+            signal.signal(_END, _exit)
+            for number in _STOP_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+            _control(_SET_DEATH_SIGNAL, ended_by)
+            if os.getppid() == parent:  # else it has ended before it could send the signal
+                run()
         finally:
             os._exit(0)
     gc.unfreeze()
     return pid
 
 
-def _fork_dependent(run: Callable[[], None], inherited: Sequence[Connection]) -> int:
-    """Fork a process that does `run` until this one ends or sends _END. No call in it may reach the `inherited` lines."""
-    parent = os.getpid()
-
-    def depend() -> None:
-        for line in inherited:
-            line.close()
-        os.setsid()  # Ctrl-C is for the training process
-        signal.signal(_END, _exit)
-        for number in _STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        _control(_SET_DEATH_SIGNAL, _END)
-        if os.getppid() == parent:  # else it has ended before it could send the signal
-            run()
-
-    return _fork(depend)
-
-
 def _fork_supervisors(lines: Sequence[Connection], functions: Sequence[Callable]) -> None:
-    """Fork the supervisor of each line when the first call comes over it."""
-    unused, pids = list(lines), []
-    try:
-        while unused:
-            for line in wait(unused):
-                unused.remove(line)
-                pids.append(_fork_dependent(_Supervisor(line, functions).serve, unused))
-                line.close()
-        signal.pause()
-    finally:
-        signal.signal(_END, signal.SIG_IGN)
-        for pid in pids:
-            os.kill(pid, _END)
-        for pid in pids:
-            os.waitpid(pid, 0)
+    """Fork the supervisor of each line when the first call comes over it. They end with this process."""
+    unused = list(lines)
+    while unused:
+        for line in wait(unused):
+            unused.remove(line)
+            _fork(_Supervisor(line, functions).serve, unused)
+            line.close()
+    signal.pause()
 
 
 class _Supervisor:
@@ -191,7 +182,8 @@ class _Supervisor:
             self._kill_worker()  # it has ended since its last call
         if self._worker_line is None:
             self._worker_line, theirs = Pipe()
-            self._worker = _fork(partial(self._work, theirs))
+            inherited = (self._line, self._worker_line)
+            self._worker = _fork(partial(self._work, theirs), inherited, signal.SIGKILL)
             theirs.close()
         key = os.urandom(_KEY_BYTES)
         try:
@@ -214,12 +206,8 @@ class _Supervisor:
 
     def _work(self, line: Connection) -> None:
         """Run the worker: make one call after another and send the results."""
-        self._line.close()
-        self._worker_line.close()
-        os.setsid()  # a group to be killed at once
         for number in (_END, signal.SIGALRM, *_STOP_SIGNALS):
             signal.signal(number, signal.SIG_DFL)
-        _control(_SET_DEATH_SIGNAL, signal.SIGKILL)
         import torch
 
         torch.set_num_threads(1)  # the threads of the process that was forked do not exist here

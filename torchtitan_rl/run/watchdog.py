@@ -31,10 +31,10 @@ GRACE_S = 8.0
 """Seconds that a node's other ranks have to end after one has vanished."""
 STACK_LINES = 14
 """Lines of a thread's stack on the terminal, innermost frame first."""
-_CALL = re.compile(r'environments/threads\.py", line \d+ in _run(_forever)?$', re.MULTILINE)
-"""In the stack of a thread that calls an environment or a tool."""
-_WAITS = re.compile(r'.*\n  File ".*/(threading|selectors)\.py"')
-"""Begin of the stack of a thread that waits, without the interpreter's lock."""
+_CALL = re.compile(
+    r'.*\n(?!  File ".*/(threading|selectors)\.py")(?s:.*)environments/threads\.py", line \d+ in _run'
+)
+"""The stack of a thread in an environment or a tool that does not wait there without the interpreter's lock."""
 
 
 class Watchdog:
@@ -97,8 +97,7 @@ class Watchdog:
         threads = file.read_text()[begin:].strip().split("\n\n")
         main = next((text for text in threads if text.startswith("Current thread")), threads[-1])
         lines = main.splitlines()[1 : 1 + STACK_LINES] or ["  (it does not show its stack)"]
-        calls = [text for text in threads if _CALL.search(text) and not _WAITS.match(text)]
-        for text in calls[:3]:
+        for text in list(filter(_CALL.match, threads))[:3]:
             lines += ["  an environment or tool, which may hold the interpreter's lock, is at:"]
             lines += text.splitlines()[1 : 1 + STACK_LINES]
         if status.run_folder:

@@ -138,7 +138,8 @@ def test_signals_to_every_process_of_a_run_lose_no_call(tmp_path):
 
     pool = WorkerPool([waits], size=1)
     pool.submit(0, 0).result()
-    [supervisor] = map(int, Path(f"/proc/{pool._nursery}/task/{pool._nursery}/children").read_text().split())
+    [nursery] = pool._pids
+    [supervisor] = map(int, Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split())
     next(tmp_path.iterdir()).unlink()
     for number in (signal.SIGTERM, signal.SIGKILL):
         call = pool.submit(0, 7)

@@ -30,9 +30,6 @@ from torchtitan_rl.types import FinishReason
 Agent = Sequence[str] | Callable[..., Awaitable[Any]]
 """A command, or a coroutine function `agent(task, *, base_url, api_key)`."""
 
-SCHEMA_SECONDS = 1.0
-"""Time limit of the comparison of a call with its tool's schema, in a worker."""
-
 
 @dataclass(slots=True)
 class _Trace:
@@ -247,11 +244,11 @@ class AgentEnvironment(FittedEnvironment):
         return False
 
     def _suits(self, arguments: dict[str, Any], schema: Any) -> bool:
-        """Whether the arguments suit the schema, or it cannot be told in time: a pattern may take for ever."""
+        """Whether the arguments suit the schema, or it cannot be told in a second: a pattern may take for ever."""
         if self._workers is None:
             return suits(arguments, schema)
         try:
-            return self._workers.call(0, suits, arguments, schema, seconds=SCHEMA_SECONDS)
+            return self._workers.call(0, suits, arguments, schema, seconds=1.0)
         except (TimeoutError, WorkerDied):
             return True
 
