@@ -1,5 +1,6 @@
 """Python functions as tools: JSON schemas, and the environment that runs the policy's calls."""
 
+import dis
 import inspect
 import json
 import math
@@ -68,7 +69,11 @@ class ToolEnvironment(FittedEnvironment):
         """
         check_above_zero(seconds=seconds, most_characters=most_characters)
         for tool in tools:
-            _check_place(tool)
+            expect(
+                _runs_in_process(tool) or not _keeps_state(tool), "tools", tool.__qualname__,
+                "a function at the top of a module that assigns no global variable, as a worker process would lose its state",
+                "Decorate it with @in_process if it never holds the interpreter's lock for long (docs/conversations.md).",
+            )  # fmt: skip
         self._tools = {tool.__name__: tool for tool in tools}
         self._seconds = seconds
         self._most_characters = most_characters
@@ -106,14 +111,11 @@ def _runs_in_process(tool: Tool) -> bool:
     return getattr(tool, "in_process", False) or inspect.iscoroutinefunction(tool)
 
 
-def _check_place(tool: Tool) -> None:
-    """Raises UserError for a tool that is to run in a worker but is not found there by its name."""
+def _keeps_state(tool: Tool) -> bool:
+    """Whether a worker does not find the tool by its name, or it assigns a global variable, of which each worker has its own."""
     found = getattr(sys.modules.get(tool.__module__), tool.__qualname__, None)
-    expect(
-        found is tool or _runs_in_process(tool), "tools", tool.__qualname__,
-        "a function at the top of a module, which runs in a worker process. A method or an inner function could lose its state there",
-        "Decorate it with @in_process if it never holds the interpreter's lock for long (docs/conversations.md).",
-    )  # fmt: skip
+    body = dis.get_instructions(getattr(inspect.unwrap(tool), "__code__", ""))
+    return found is not tool or any(each.opname == "STORE_GLOBAL" for each in body)
 
 
 def run_call(

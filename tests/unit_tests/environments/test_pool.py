@@ -236,6 +236,12 @@ def test_tool_that_ends_its_process_or_raises_is_answered_with_an_error(talk, wo
     ]  # fmt: skip
 
 
+def counts() -> int:
+    global calls
+    calls += 1
+    return calls
+
+
 class Notebook:
     """Can be pickled, so a worker would write into a copy."""
 
@@ -255,7 +261,7 @@ def test_tool_with_state_runs_in_process_by_choice_and_is_refused_otherwise(talk
     def inner() -> int:
         return 1
 
-    for tool in (inner, Notebook().write, lambda: 1):
+    for tool in (inner, Notebook().write, lambda: 1, counts):
         with pytest.raises(
             UserError, match=r"tools = '.*': expected a function at the top .* Decorate it with @in_process"
         ):
