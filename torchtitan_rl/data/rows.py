@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtitan_rl.data.answer_kinds import KINDS, TAG, TAG_REQUEST, KindName, chosen_kind
-from torchtitan_rl.data.answers import OR, marked
+from torchtitan_rl.data.answers import OR, equal_words, final_answer, marked
 from torchtitan_rl.data.row_reader import ANSWER_COLUMNS, RowReader, row_count
 from torchtitan_rl.data.row_set import RowSet
 from torchtitan_rl.data.table import RowError, Table, is_quick, load_table
@@ -221,6 +221,14 @@ class Rows(Task):
     def judge(self, answer: str | None, prompt: Any) -> bool | None:
         """Returns whether the answer is right, or None if the rows have no answers."""
         return super().judge(answer, prompt) if self.has_answers else None
+
+    def shown_answer(self, answer: str, prompt: Any) -> str:
+        """Returns the final answer of a text, unless all of the text is the expected one."""
+        if self.config.answer_kind != "text" or any(
+            equal_words(answer, accepted) for accepted in prompt.expected_answer.split(OR)
+        ):
+            return answer
+        return final_answer(answer)
 
     def expected_answer(self, text: str) -> str | None:
         """Returns the answer in a row's answer column, or None if it is invalid. Override it to parse the column.

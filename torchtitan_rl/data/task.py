@@ -149,6 +149,10 @@ class Task(OwnConfig, ABC):
         """
         return self.is_correct(answer, prompt.expected_answer)
 
+    def shown_answer(self, answer: str, prompt: "Prompt") -> str:
+        """The part of an extracted answer that tables show: that which `judge` compares."""
+        return answer
+
     def answer_request(self, prompt: str) -> str:
         """Text to add to a prompt that does not ask for the form in which answers are read; "" if there is nothing to ask for."""
         return ""

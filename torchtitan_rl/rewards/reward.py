@@ -121,7 +121,8 @@ class Judgement(Scorer):
                     verdict, bool | np.bool_ | None
                 ):  # as a bool, "no" would be right
                     raise TypeError(f"judge returned {verdict!r:.80}, expected True, False or None")
-                scores.append((answer, None if verdict is None else bool(verdict)))
+                shown = answer and self.task.shown_answer(answer, group.prompt)
+                scores.append((shown, None if verdict is None else bool(verdict)))
         return ScorerResult(scores)
 
 

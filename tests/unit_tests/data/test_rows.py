@@ -441,6 +441,16 @@ def test_answers_are_read_as_prompts_and_answers_show_unless_a_kind_is_set(
     assert build(rows, answer_kind="box", **more).config.answer_kind == "box"
 
 
+def test_tables_show_the_final_answer_of_a_text_unless_all_of_it_is_expected(build):
+    task = build([{"prompt": f"Sort {i}", "answer": answer} for i, answer in enumerate(["a, b", "b\nc", "d"])])
+    grading = build_grader(Grader.Config(), task)
+    texts = ["I sort them.\nThe answer is b, c.", "B\nc", "I think\n<answer>d</answer>", "b\nd"]
+    scored = score(grading, *texts, expected_answer="b\nc\nor\nd")
+    assert [(each.answer, each.correct) for each in scored] == [
+        ("b, c", False), ("B\nc", True), ("d", True), ("d", True),
+    ]  # fmt: skip
+
+
 def test_unavailable_hub_data_set_is_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
     with pytest.raises(
