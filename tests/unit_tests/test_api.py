@@ -1,5 +1,6 @@
 """A run from Python: rows and rewards as objects, in the process of a notebook or a script, which goes on afterwards."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -82,3 +83,11 @@ def test_wrong_argument_is_named_before_anything_starts(setting, message, tmp_pa
 def test_package_is_imported_without_torch():
     code = "import torchtitan_rl, sys; assert 'torch' not in sys.modules; assert callable(torchtitan_rl.train)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_engine_does_not_warn_of_numa_as_in_a_run_of_the_command(monkeypatch):
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "")  # set back after the test
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
+    with pytest.raises(UserError, match="--config = 'rowz'"):
+        torchtitan_rl.train(config="rowz")
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
