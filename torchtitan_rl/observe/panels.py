@@ -34,6 +34,7 @@ _HIDDEN_AT_0 = ("staleness", "carried_tokens")
 _ELSEWHERE = {
     "select_reason", "split", "prompt_idx", "sample_idx", "prompt", "response", "messages", "conversation", "traces", "tokens",
     "step", "run_id", "table", "policy_version", "group_size", "episode_id", "prompt_tokens", "in_loss", "logprob_diff_mean",
+    "logprob_diff_max", "q_mass", "update_mass_proxy",
 }  # fmt: skip
 """Columns in the panel's title and text, and those that a reader of it does not need."""
 

@@ -9,6 +9,7 @@ import pytest
 from tests.parts.metric_pages import documented_keys
 from tests.parts.observability import record_run
 from torchtitan_rl.observe import record_metric
+from torchtitan_rl.observe.panels import plain_console, sample_panel
 from torchtitan_rl.observe.sinks.console import BUILT_IN_GROUPS
 
 
@@ -44,7 +45,25 @@ def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(rec
     assert "1/3" in steps[0]
     assert "reward  6.500" in steps[0]
     assert output[1].split() == ["evaluation", "accuracy=0.5"]
-    assert len(output) == 6
+    assert len(output) == 7
+
+
+def test_console_ends_with_the_way_of_the_held_out_accuracy(recorder, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    run = recorder(sinks=["console"], console_every=0)
+    for step, accuracy in enumerate([0.648, 0.7, 0.98]):
+        record_metric("evaluation/accuracy", accuracy)
+        run.flush(step)
+    run.close()
+    assert stream.getvalue().splitlines()[-1] == "held-out accuracy: 64.8% at step 0, 98.0% at step 2"
+
+
+def test_a_sample_s_box_has_no_number_that_only_a_paper_explains():
+    row = {"response": "4", "reward": 1.0, "q_mass": 0.1, "update_mass_proxy": 0.2, "logprob_diff_max": 0.3}
+    console = plain_console()
+    with console.capture() as captured:
+        console.print(sample_panel(row, console))
+    assert re.findall(r"\w+=", captured.get()) == ["reward="]
 
 
 LINE = {
