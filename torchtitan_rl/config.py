@@ -20,6 +20,21 @@ from torchtitan_rl.sync.sync_config import WeightSyncConfig
 
 
 @dataclass(kw_only=True, slots=True)
+class Communication(CommConfig):
+    """torchtitan's settings of communication, with one timeout."""
+
+    init_timeout_seconds: int = number(1800, above=0)
+    """The longest time that a rank waits for the others, throughout the run. Set it above the time that the slowest replica needs for
+    generation and rewards."""
+
+    train_timeout_seconds: Annotated[int, tyro.conf.Suppress] = number(100, above=0)
+    """torchtitan's, which nothing here reads."""
+
+    trace_buf_size: int = number(0, least=0)
+    """Communication operations that torch's flight recorder keeps. 0: none."""
+
+
+@dataclass(kw_only=True, slots=True)
 class RunConfig(Controller.Config):
     """The config of a run."""
 
@@ -77,11 +92,8 @@ class RunConfig(Controller.Config):
     watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)
     """Time limits for ranks that hang."""
 
-    comm: CommConfig = field(
-        default_factory=lambda: CommConfig(trace_buf_size=0, init_timeout_seconds=1800)
-    )
-    """Communication between ranks. init_timeout_seconds is the longest time that a rank waits for the others, throughout the run. Set it above the time that
-    the slowest replica needs for generation and rewards."""
+    comm: Communication = field(default_factory=Communication)
+    """Communication between ranks."""
 
     @property
     def teaches_itself(self) -> bool:

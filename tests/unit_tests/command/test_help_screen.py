@@ -44,3 +44,9 @@ def test_help_all_has_every_field(shown):
     text = "\n".join(shown("--config", "debug", "--help", "all"))
     assert "--sampling.n" in text
     assert "--trainer.optimizer.lr" in text
+
+
+def test_help_shows_the_one_timeout_between_ranks_that_counts(shown):
+    text = " ".join(" ".join(shown("--config", "debug", "--help", "all")).split())
+    assert "--comm.train-timeout-seconds" not in text
+    assert "The longest time that a rank waits for the others, throughout the run." in text
