@@ -22,8 +22,6 @@ def test_semantic_entropy_metrics_of_a_step():
         "semantic_entropy/scale/mean": (1 / 1.5 + 1) / 2,
         "semantic_entropy/scale/min": 1 / 1.5,
         "semantic_entropy/scale/max": 1.0,
-        "semantic_entropy/effective_alpha": 0.5 / math.log(2),
-        "semantic_entropy/max_possible": math.log(2),
     }
     metrics = numbers(algorithm.group_metrics(episodes.groups))
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)

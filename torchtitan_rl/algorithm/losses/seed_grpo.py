@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torchtitan_rl.algorithm.advantages.advantage import GroupScale
 from torchtitan_rl.fields.number import number
-from torchtitan_rl.summary import describe, same_everywhere
+from torchtitan_rl.summary import describe
 from torchtitan_rl.types import Completion, Episode, Group, Metric
 
 
@@ -56,26 +56,15 @@ class SeedGrpo(GroupScale):
         members = compared(group)
         if len(members) < 2:
             return 1.0
-        return 1 / (1 + self._effective_alpha(len(members)) * self.entropy(members))
-
-    def _effective_alpha(self, size: int) -> float:
-        return self.config.alpha / math.log(size)
+        return 1 / (1 + self.config.alpha / math.log(len(members)) * self.entropy(members))
 
     def metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
-        """Returns `semantic_entropy/...` over groups of at least two; max_possible and effective_alpha are for the
-        largest of them."""
+        """Returns `semantic_entropy/...` over groups of at least two."""
         groups = [group for group in groups if len(compared(group)) > 1]
-        if not groups:
-            return {}
-        largest = max(len(compared(group)) for group in groups)
         entropies = [self.entropy(compared(group)) for group in groups]
         scales = [self.scale(group) for group in groups]
         metrics = describe("semantic_entropy", entropies)
-        metrics |= describe("semantic_entropy/scale", scales, ("mean", "min", "max"))
-        alpha = self._effective_alpha(largest)
-        metrics["semantic_entropy/effective_alpha"] = same_everywhere(alpha)
-        metrics["semantic_entropy/max_possible"] = same_everywhere(math.log(largest))
-        return metrics
+        return metrics | describe("semantic_entropy/scale", scales, ("mean", "min", "max"))
 
 
 def compared(group: Group[Episode]) -> list[Episode]:

@@ -100,10 +100,7 @@ class BetaController(OwnConfig):
 
 
 class MetaController(OwnConfig):
-    """Analytic gradients: tau <- clamp(tau - eta (H - H*)); beta <- max(0, beta + eta (KL - KL*)).
-
-    It replaces the other two controllers, which then report inactive.
-    """
+    """Analytic gradients: tau <- clamp(tau - eta (H - H*)); beta <- max(0, beta + eta (KL - KL*)). It replaces the other two."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(OwnConfig.Config):
@@ -169,20 +166,13 @@ class Controllers:
         self.state = replace(self.state, **moved)
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
-        """Moves tau and beta and returns metrics. A value stays if its statistic is missing in this step."""
+        """Moves tau and beta, and returns metrics of those that moved. A value stays if its statistic is missing in this step."""
         if not self.active:
             return {}
-        state, meta = self.state, isinstance(self.active[0], MetaController)
-        moves: dict[str, Move] = {}
+        state, moves, values = self.state, {}, {}
         for controller in self.active:
             moves |= controller.moves(state, stats)
-        values = {"controller_loss": 0.5 * sum(move.error**2 for move in moves.values())}
-        values["meta_active"] = float(meta and bool(moves))
-        for name in ("tau", "beta"):
-            values[f"{name}_active"] = float(name in moves and not meta)
-            values[f"{name}_delta"] = 0.0
         for name, move in moves.items():
-            values[f"{name}_delta"] = move.value - getattr(state, name)
             values |= {f"{name}_target": move.target, f"{name}_error": move.error}
             setattr(state, name, move.value)
         if state.weight_entropy_ema is not None:

@@ -162,7 +162,6 @@ class MaxEnt(ListwiseLoss):
         q_entropies: list[float] = []
         entropies: list[float] = []  # of w, neutral groups included
         learning: list[float] = []  # of w, of groups in the loss
-        normalized: list[float] = []
         correlations: list[float] = []
         for group in groups:
             members = [e for e in group.samples if e.in_loss or e.credit.left_out == NO_PREFERENCE]
@@ -172,8 +171,6 @@ class MaxEnt(ListwiseLoss):
             entropies.append(entropy([e.credit.columns[MASS] for e in members]))
             if members[0].in_loss:
                 learning.append(entropies[-1])
-                if len(members) > 1:
-                    normalized.append(entropies[-1] / math.log(len(members)))
                 correlations += self._push_reward_correlation(members)
         state = self.controllers.state
         metrics = {"maxent/tau": same_everywhere(state.tau)}
@@ -181,8 +178,7 @@ class MaxEnt(ListwiseLoss):
         metrics |= describe("maxent/q_entropy", q_entropies)
         metrics |= describe("maxent/weight_entropy_with_neutral", entropies, ("mean", "min", "max"))
         metrics |= describe("maxent/weight_entropy", learning)
-        metrics |= describe("maxent/push_reward_correlation", correlations, ("mean",))
-        return metrics | describe("maxent/weight_entropy_normalized", normalized, ("mean",))
+        return metrics | describe("maxent/push_reward_correlation", correlations, ("mean",))
 
     def _push_reward_correlation(self, members: list[Episode]) -> list[float]:
         """Returns the correlation in a group of the push w_i - softmax_i(s) with the reward; s is the sampler's.

@@ -93,13 +93,11 @@ def test_equal_rewards_pull_to_the_uniform_distribution_with_the_class_s_default
     assert [(e.credit.left_out, e.credit.columns["mass"]) for e in episodes] == [(None, 0.5)] * 2
 
 
-def test_group_of_one_completion_has_the_whole_mass_and_no_normalized_entropy():
+def test_group_of_one_completion_has_the_whole_mass():
     algorithm = maxent(neutral="uniform")
     episodes = episodes_of(algorithm, group(0, [1.0]))
     assert (episodes[0].in_loss, episodes[0].credit.columns["mass"]) == (True, 1.0)
-    metrics = algorithm.group_metrics(episodes.groups)
-    assert metrics["maxent/weight_entropy/mean"].value == 0
-    assert "maxent/weight_entropy_normalized/mean" not in metrics
+    assert algorithm.group_metrics(episodes.groups)["maxent/weight_entropy/mean"].value == 0
 
 
 def test_losses_of_whole_group_micro_batches_add_up():
@@ -174,7 +172,6 @@ def test_weight_metrics_of_a_step():
         "maxent/weight_entropy_with_neutral/mean": (h + math.log(2)) / 2,
         "maxent/weight_entropy_with_neutral/min": h,
         "maxent/weight_entropy_with_neutral/max": math.log(2),
-        "maxent/weight_entropy_normalized/mean": h / math.log(2),
         "maxent/q_entropy/min": h,
         "maxent/q_entropy/max": math.log(2),
         "groups/effective_rollouts": (math.exp(h) + 2) / 2,
