@@ -38,15 +38,6 @@ class TeacherOutput(NamedTuple):
     """None: the student's. They differ if a model scales its logits."""
 
 
-class Divergence(NamedTuple):
-    """The results of `chunked_divergence`."""
-
-    values: Tensor
-    """[T] the divergence of each token, differentiable."""
-    best: Tensor
-    """[T] int64, the teacher's most likely token."""
-
-
 class _Constants(NamedTuple):
     """The arguments of `chunked_divergence` that are not tensors."""
 
@@ -221,10 +212,9 @@ def chunked_divergence(
     chunk_rows: int | None = None,
     group: dist.ProcessGroup | None = None,
     first_row: int = 0,
-) -> Divergence:
-    """Returns each token's divergence of pi = softmax(hidden weight^T / temperature) from the teacher's nu.
-
-    Differentiable in `hidden` and `weight`; the teacher has no gradient.
+) -> tuple[Tensor, Tensor]:
+    """Returns each token's divergence of pi = softmax(hidden weight^T / temperature) from the teacher's nu, [T], differentiable in
+    `hidden` and `weight` but not in the teacher; and the teacher's most likely token, [T] int64.
 
     Args:
         hidden: [T, D]; weight: [Vs, D], this rank's rows of the vocabulary. The hidden sizes may differ.
@@ -248,5 +238,4 @@ def chunked_divergence(
         group=group,
         first_row=first_row,
     )
-    values, best = _ChunkedDivergence.apply(hidden, weight, teacher, constants)
-    return Divergence(values, best)
+    return _ChunkedDivergence.apply(hidden, weight, teacher, constants)

@@ -49,9 +49,9 @@ def with_gradients(divergence, hidden, weight):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_tiled_logprobs_equal_dense_forward_and_backward_for_every_tile_size(beta, chunk, rows, temperature):
     hidden, weight, teacher = inputs()
-    found = chunked_divergence(
+    found, _ = chunked_divergence(
         hidden, weight, teacher, beta=beta, temperature=temperature, chunk_tokens=chunk, chunk_rows=rows
-    ).values
+    )
     expected = dense(hidden, weight, teacher, beta, temperature)
     torch.testing.assert_close(
         with_gradients(found, hidden, weight), with_gradients(expected, hidden, weight), rtol=0, atol=1e-10
@@ -62,7 +62,7 @@ def test_tiled_logprobs_equal_dense_forward_and_backward_for_every_tile_size(bet
 def test_logprob_gradients_pass_gradcheck(beta):
     hidden, weight, teacher = inputs(1)
     assert torch.autograd.gradcheck(
-        lambda h, w: chunked_divergence(h, w, teacher, beta=beta, chunk_tokens=4, chunk_rows=7).values,
+        lambda h, w: chunked_divergence(h, w, teacher, beta=beta, chunk_tokens=4, chunk_rows=7)[0],
         (hidden, weight),
         rtol=1e-4,
         atol=1e-6,
@@ -78,7 +78,7 @@ def test_equals_trl(beta):
     hidden, weight, teacher = inputs(2, torch.float32)
     hidden, teacher = (hidden.detach() / 4).requires_grad_(), TeacherOutput(teacher.hidden / 4, teacher.weight)
     theirs, _ = ChunkedDivergenceFunction.apply(hidden, weight, None, teacher.hidden, teacher.weight, None, beta, 0.7)
-    ours = chunked_divergence(hidden, weight, teacher, beta=beta, temperature=0.7, chunk_tokens=5, chunk_rows=7).values
+    ours, _ = chunked_divergence(hidden, weight, teacher, beta=beta, temperature=0.7, chunk_tokens=5, chunk_rows=7)
     torch.testing.assert_close(
         with_gradients(ours, hidden, weight), with_gradients(theirs, hidden, weight), rtol=0, atol=1e-6
     )
@@ -92,7 +92,7 @@ def test_a_small_divergence_of_peaked_distributions_keeps_its_digits(beta):
     other = logits.clone()
     other[3] = 20.25
     one = torch.ones(1, 1)
-    found = chunked_divergence(one, logits[:, None], TeacherOutput(one, other[:, None]), beta=beta).values
+    found, _ = chunked_divergence(one, logits[:, None], TeacherOutput(one, other[:, None]), beta=beta)
     exact = dense(one.double(), logits[:, None].double(), TeacherOutput(one.double(), other[:, None].double()), beta)
     assert 0 < exact.item() < 1e-6
     assert found.item() == pytest.approx(exact.item(), rel=1e-3)
@@ -101,7 +101,7 @@ def test_a_small_divergence_of_peaked_distributions_keeps_its_digits(beta):
 def test_bfloat16_logits_are_not_rounded():
     torch.manual_seed(0)
     student, teacher = ((torch.randn(64, 256).bfloat16(), (torch.randn(2000, 256) / 4).bfloat16()) for _ in range(2))
-    found = chunked_divergence(*student, TeacherOutput(*teacher)).values
+    found, _ = chunked_divergence(*student, TeacherOutput(*teacher))
     exact = dense(*(t.double() for t in student), [t.double() for t in teacher], 1.0)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=2e-5)
@@ -119,11 +119,11 @@ def _rank(rank, store, results):
         weight = whole.detach()[rows].clone().requires_grad_()
         mine = TeacherOutput(teacher.hidden, teacher.weight[rows])
         for beta in BETAS:
-            found = chunked_divergence(
+            divergence, best = chunked_divergence(
                 hidden, weight, mine, beta=beta, temperature=0.7, chunk_tokens=5, chunk_rows=6, group=dist.group.WORLD,
                 first_row=rows.start,
             )  # fmt: skip
-            tensors = *with_gradients(found.values, hidden, weight), found.best
+            tensors = *with_gradients(divergence, hidden, weight), best
             torch.save([t.detach() for t in tensors], f"{results}/{cut}-{beta}-{rank}")
     dist.destroy_process_group()
 
@@ -145,8 +145,8 @@ def test_a_vocabulary_sharded_over_two_ranks_equals_dense(tmp_path):
 @pytest.mark.parametrize("rows", [5, V, 100])
 def test_the_teachers_most_likely_token_is_found_over_all_tiles(rows):
     hidden, weight, teacher = inputs(7)
-    found = chunked_divergence(hidden, weight, teacher, chunk_tokens=4, chunk_rows=rows)
-    assert torch.equal(found.best, (teacher.hidden @ teacher.weight.T).argmax(-1))
+    _, best = chunked_divergence(hidden, weight, teacher, chunk_tokens=4, chunk_rows=rows)
+    assert torch.equal(best, (teacher.hidden @ teacher.weight.T).argmax(-1))
 
 
 def test_the_expected_sampled_gradient_is_that_of_the_reverse_kl():
@@ -176,6 +176,6 @@ def test_the_expected_sampled_gradient_is_that_of_the_reverse_kl():
     )
     losses = Distill.Config().build()(token_inputs)  # [T * V]
     sampled = torch.autograd.grad((sampler.exp().flatten() * losses).sum(), (hidden, weight))
-    exact = torch.autograd.grad(chunked_divergence(hidden, weight, teacher).values.sum(), (hidden, weight))
+    exact = torch.autograd.grad(chunked_divergence(hidden, weight, teacher)[0].sum(), (hidden, weight))
     torch.testing.assert_close(sampled, exact, rtol=0, atol=1e-12)
     assert exact[0].norm() > 1

@@ -47,7 +47,7 @@ class ExactTeacher:
         def read_both(head_input: HeadInput) -> dict[str, Tensor]:
             own = teacher._replace(weight=head_input.weight.detach()) if self.is_policy else teacher
             weight, known = _shared_rows(head_input.weight, own)  # [Vs', D]
-            divergence = chunked_divergence(
+            divergence, best = chunked_divergence(
                 head_input.hidden,
                 weight,
                 known,
@@ -57,7 +57,7 @@ class ExactTeacher:
                 group=head_input.group,
                 first_row=head_input.first_row,
             )
-            return {DIVERGENCE: divergence.values, TEACHER_TOKEN: divergence.best}
+            return {DIVERGENCE: divergence, TEACHER_TOKEN: best}
 
         return read_both
 
