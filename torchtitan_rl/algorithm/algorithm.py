@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchtitan_rl.algorithm.advantages.advantage import Advantage, GroupScale
+from torchtitan_rl.algorithm.advantages.advantage import Advantage
 from torchtitan_rl.algorithm.advantages.grpo import Grpo
 from torchtitan_rl.algorithm.aggregation import Aggregation, TokenMean
 from torchtitan_rl.algorithm.credit import CreditAssignment, GroupFilter
@@ -21,6 +21,7 @@ from torchtitan_rl.algorithm.loss_metrics import Tally, microbatch_tally
 from torchtitan_rl.algorithm.losses.clip import Clip
 from torchtitan_rl.algorithm.losses.loss import REFERENCE_LOGPROBS, Loss, check_values
 from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs, Sequences
+from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.algorithm.mismatch import Mismatch, NoCorrection
 from torchtitan_rl.algorithm.nonfinite import finite_tokens, raise_for_token
 from torchtitan_rl.algorithm.truncation import Truncation
@@ -98,7 +99,7 @@ class Algorithm(OwnConfig):
         """With zero_variance "refill": the largest number of rounds of new prompts per step."""
         group_filter: GroupFilter.Config | None = None
         """Leaves out further groups, each with its own reason; "refill" replaces them too. None: no further ones."""
-        seed_grpo: GroupScale.Config | None = None
+        seed_grpo: SeedGrpo.Config | None = None
         """Scales advantages down by the group's semantic entropy; None: off."""
         old_logprobs: Literal["policy", "sampler"] = "policy"
         """The ratio's denominator: the trainer's log-probabilities before the first update, or the sampler's."""

@@ -149,7 +149,7 @@ class CreditAssignment:
                 kth.append([turns[k] if k < len(turns) else None for turns in group_returns])
             advantages.append(self.advantage.of_step(kth, groups))
         for g, group in enumerate(groups):
-            scale = 1.0 if self.seed_grpo is None else float(self.seed_grpo.scale(group))
+            scale = 1.0 if self.seed_grpo is None else self.seed_grpo.scale(group)
             for i, episode in enumerate(group.samples):
                 turns = range(len(returns[g][i]))
                 _set_turn_advantages(episode, [scale * float(advantages[k][g][i]) for k in turns])

@@ -12,7 +12,6 @@ from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import MAX_TOKENS, scored_step, tiny_trainer, weights
 from torchtitan_rl import algorithm as core_algorithm
 from torchtitan_rl.algorithm import Advantage, Aggregation, Algorithm, Loss, Mismatch, NoCorrection
-from torchtitan_rl.algorithm.advantages.advantage import GroupScale
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS
 from torchtitan_rl.command.registry import load_config
@@ -87,7 +86,7 @@ def test_lines_of_a_row_train_one_step(trainers, row):
 
 
 def test_every_choice_of_the_objective_has_a_row():
-    bases = (Advantage, Aggregation, Loss, Mismatch, GroupScale)
+    bases = (Advantage, Aggregation, Loss, Mismatch)
     known = set()
     for name, value in vars(core_algorithm).items():
         if inspect.isclass(value) and issubclass(value, bases) and not inspect.isabstract(value):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchtitan_rl.fields.own_config import OwnConfig
-from torchtitan_rl.types import Episode, Group, Metric
+from torchtitan_rl.types import Episode, Group
 
 
 class RewardedGroup(NamedTuple):
@@ -107,15 +107,3 @@ def scaled(rewards: Sequence[float], std: float, std_eps: float) -> list[float]:
     if not math.isfinite(std):
         return [math.nan] * len(rewards)
     return [difference / (std + std_eps) for difference in centered(rewards)]
-
-
-class GroupScale(OwnConfig, ABC):
-    """A factor on all advantages of a group."""
-
-    @abstractmethod
-    def scale(self, group: Group[Episode]) -> float:
-        """The factor for this group."""
-
-    def metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
-        """Metrics of the step's groups."""
-        return {}

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from torchtitan_rl.algorithm.advantages.advantage import GroupScale
 from torchtitan_rl.fields.number import number
+from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.summary import describe
 from torchtitan_rl.types import Completion, Episode, Group, Metric
 
@@ -32,7 +32,7 @@ def logprob_mean(completion: Completion) -> float:
     return math.fsum(completion.sampled_logprobs.tolist()) / completion.num_sampled
 
 
-class SeedGrpo(GroupScale):
+class SeedGrpo(OwnConfig):
     """A <- A / (1 + alpha_eff H), alpha_eff = alpha / log G. H is the entropy over the group's G answers with a
     reward and at least one sampled token.
 
@@ -41,7 +41,7 @@ class SeedGrpo(GroupScale):
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(GroupScale.Config):
+    class Config(OwnConfig.Config):
         alpha: float = number(0.0417, least=0)
         """Strength of the scaling. At the largest possible entropy, log G, advantages are divided by 1 + alpha."""
 
