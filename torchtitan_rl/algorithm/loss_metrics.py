@@ -125,8 +125,8 @@ def microbatch_tally(
         log_ratio = inputs.logprobs - inputs.reference_logprobs  # [T]
         _record_divergence(tally, "reference", log_ratio, inputs)
     _record_ratio(tally, inputs)
-    for key, (value, weight) in inputs.report.metrics.items():
-        tally.put(key, value, weight)
+    for key, (values, mask) in inputs.report.metrics.items():
+        tally.mean(key, values, mask)
     if from_engine:
         fresh = inputs.mask if batch.fresh_mask is None else inputs.mask * batch.fresh_mask  # [T]
         _record_sampler(tally, log_pi_old - inputs.sampler_logprobs, correction, inputs, fresh)

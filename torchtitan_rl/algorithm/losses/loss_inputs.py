@@ -48,7 +48,7 @@ class LossReport:
     """What the loss has reported of its micro-batch, without gradient."""
 
     metrics: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """(mean, number of tokens) by key, 0-d each."""
+    """(values, mask of those in the mean) by key, [T] each."""
     ratio: Tensor | None = None
     """[T] the ratio that it uses; None for a loss that uses none."""
     log_ratio: Tensor | None = None
@@ -90,12 +90,10 @@ class LossInputs:
     report: LossReport = field(default_factory=LossReport)
     """What the loss reports, for `log_metric` and `report_ratio`."""
 
-    @torch.no_grad()
     def log_metric(self, key: str, values: Tensor, where: Tensor | None = None) -> None:
         """Log the mean of `values` [T] over the loss tokens, or over those at which `where` [T] is true."""
         mask = self.mask if where is None else self.mask * where  # [T]
-        total = torch.where(mask > 0, values, 0.0).sum()  # 0-d
-        self.report.metrics[key] = total / mask.sum().clamp(min=1), mask.sum()
+        self.report.metrics[key] = values.detach(), mask
 
     def report_ratio(
         self, ratio: Tensor, log_ratio: Tensor | None = None, **clipped: Tensor
