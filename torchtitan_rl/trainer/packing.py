@@ -242,18 +242,16 @@ class _Row(NamedTuple):
         nothing."""
         recorded = [member.episode.completion.sampler_records for member in members]
         width = next(rows.shape[1] for rows in recorded if rows is not None)
-        parts: list[RecordArray] = []
-        for segment, own_length in zip(self.segments, self.own_lengths, strict=True):
+        size = int(self.own_lengths.sum()) + self.padding
+        of_row = np.full((size, width), NO_RECORD, dtype=np.uint8)  # [T, R]
+        ends = np.cumsum(self.own_lengths)  # [segments]
+        for segment, begin, end in zip(self.segments, ends - self.own_lengths, ends, strict=True):
             rows = recorded[segment.sequence]
-            if rows is None:
-                parts.append(_without_records(own_length, width))
-                continue
-            num_prompt = len(members[segment.sequence].prompt.token_ids)
-            of_completion = rows[num_prompt:]
-            parts.append(rows[segment.shared : len(segment.prompt)])
-            parts.append(of_completion[segment.span])
-        parts.append(_without_records(self.padding, width))
-        return np.concatenate(parts)  # [T, R]
+            if rows is not None:
+                of_completion = rows[len(members[segment.sequence].prompt.token_ids) :]
+                of_prompt = rows[segment.shared : len(segment.prompt)]
+                of_row[begin:end] = np.concatenate([of_prompt, of_completion[segment.span]])
+        return of_row
 
     def _joined(
         self, prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], dtype: type
@@ -264,11 +262,6 @@ class _Row(NamedTuple):
             parts += [prompt, completions[segment.sequence][segment.span]]
         parts.append(np.zeros(self.padding))
         return np.concatenate(parts, dtype=dtype, casting="unsafe")  # [T]
-
-
-def _without_records(length: int, width: int) -> RecordArray:
-    """[length, width] of NO_RECORD."""
-    return np.full((length, width), NO_RECORD, dtype=np.uint8)
 
 
 def token_advantages(episode: Episode) -> FloatArray:
