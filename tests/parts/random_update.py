@@ -286,7 +286,7 @@ def groups_of(case: dict) -> list[Group[ScoredCompletion]]:
 def random_batcher(algorithm: Algorithm, rng: random.Random) -> Batcher:
     """The trainer's planning and packing, for the first of several ranks."""
     return Batcher(
-        algorithm,
+        algorithm=algorithm,
         max_tokens=rng.choice([24, 60, 1000]),
         num_ranks=rng.choice([1, 1, 2, 3]),
         multiple=rng.choice([1, 8]),

@@ -3,6 +3,7 @@ rank."""
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -31,36 +32,23 @@ class MiniBatch(NamedTuple):
     """This rank's. At least one gets a backward."""
 
 
+@dataclass(kw_only=True)
 class Batcher:
     """Makes this rank's micro-batches."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        *,
-        max_tokens: int,
-        multiple: int,
-        attention_cost: float,
-        share_prompts: bool,
-        num_ranks: int,
-        rank: int,
-    ) -> None:
-        """
-        Args:
-            max_tokens: the budget of one micro-batch.
-            multiple: a micro-batch is padded to a multiple of so many tokens.
-            attention_cost: see `plan_microbatches`.
-            share_prompts: see `pack`.
-            num_ranks, rank: of the data-parallel ranks.
-        """
-        self.algorithm = algorithm
-        self.max_tokens = max_tokens
-        self.multiple = multiple
-        self.attention_cost = attention_cost
-        self.share_prompts = share_prompts
-        self.num_ranks = num_ranks
-        self.rank = rank
-        self._warned_of_size = False
+    algorithm: Algorithm
+    max_tokens: int
+    """The budget of one micro-batch."""
+    multiple: int
+    """A micro-batch is padded to a multiple of so many tokens."""
+    attention_cost: float
+    """See `plan_microbatches`."""
+    share_prompts: bool
+    """See `pack`."""
+    num_ranks: int
+    """The data-parallel ranks, of which this one is `rank`."""
+    rank: int
+    _warned_of_size: bool = field(default=False, init=False)
 
     def minibatch(self, groups: Sequence[Group[Episode]]) -> MiniBatch:
         """Plan and pack the groups of one optimizer step."""

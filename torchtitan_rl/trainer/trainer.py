@@ -149,7 +149,7 @@ class Trainer(Configurable):
     def _new_batcher(self) -> Batcher:
         """Returns what divides a step into this rank's micro-batches."""
         return Batcher(
-            self.algorithm,
+            algorithm=self.algorithm,
             max_tokens=self.config.max_tokens_per_microbatch,
             multiple=self.loader.pad_multiple,
             attention_cost=self.loader.attention_cost(self.model),

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 DIVERGENCE = "divergence"
 """The token column that says how far the teacher is at each token. A loss with `divergence_beta` reads it with gradient;
 episodes keep it for the sample tables."""
-LOGPROBS = TEACHER_LOGPROBS
-"""The token column with log nu, which `Teacher` sets."""
 LOG_RATIOS = "teacher_log_ratios"
 """The token column with log mu - log nu, which `Distill` sets."""
 
@@ -32,7 +30,7 @@ class Distill(Clip):
     neither rewards nor a group, so groups with equal rewards learn too. As in tinker-cookbook's train_on_policy.py.
     """
 
-    reads = (LOGPROBS, LOG_RATIOS)
+    reads = (TEACHER_LOGPROBS, LOG_RATIOS)
 
     @dataclass(kw_only=True, slots=True)
     class Config(Clip.Config):
@@ -52,8 +50,8 @@ class Distill(Clip):
 
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
         for episode in flat(groups):
-            columns = episode.credit.token_columns
-            columns[LOG_RATIOS] = episode.completion.sampler_logprobs - columns[LOGPROBS]  # [L]
+            columns, log_mu = episode.credit.token_columns, episode.completion.sampler_logprobs
+            columns[LOG_RATIOS] = log_mu - columns[TEACHER_LOGPROBS]  # [L]
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         """[T]. It logs KL(mu || nu) by two estimators, and the share of the tokens that the teacher finds more likely."""

@@ -19,6 +19,7 @@ TEACHER_TOKEN = "teacher_token"
 """The token column of episodes with the teacher's most likely token, where it is known."""
 REFERENCE_LOGPROBS = "reference_logprobs"
 TEACHER_LOGPROBS = "teacher_logprobs"
+"""The token column with log nu, which `Teacher` sets."""
 
 
 class Source(Protocol):

@@ -1,6 +1,7 @@
 """The teacher of `ExactDistill`: each forward of the policy reads the divergence from it at the head."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,16 +18,21 @@ from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Episode, Group, TrainBatch
 
 
+@dataclass(eq=False)
 class ExactTeacher:
     """A model without gradients, sharded as the policy, or the policy itself. The policy's forward reads the divergence from it."""
 
+    trainer: Trainer
+    model: Decoder
+    hints: Hints | None = None
+    """What it reads more than the policy."""
     columns = (DIVERGENCE, TEACHER_TOKEN)
     """What it measures of each token: the names of `keep_columns`."""
 
-    def __init__(self, trainer: Trainer, model: Decoder, hints: Hints | None = None) -> None:
-        """`hints`: what it reads more than the policy."""
-        self.trainer, self.model, self.hints = trainer, model, hints
-        self.is_policy = model is trainer.model
+    @property
+    def is_policy(self) -> bool:
+        """Whether the policy teaches itself."""
+        return self.model is self.trainer.model
 
     @torch.no_grad()
     def reader(self, batch: TrainBatch) -> HeadReader:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -70,6 +71,7 @@ class PolicyAverage:
         return {f"{self.name}.{name}": own.detach() for name, (own, _) in self._pairs.items()}
 
 
+@dataclass(eq=False)
 class Collisions:
     """The policy itself, a `Source` of what `OptimalBaseline` reads: each token's probability, and that two samples of it are equal.
 
@@ -77,10 +79,8 @@ class Collisions:
     two forwards, and nothing of [T, V].
     """
 
+    trainer: Trainer
     name = "optimal_baseline"
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set the two token columns of every episode, [L] each. Collective."""

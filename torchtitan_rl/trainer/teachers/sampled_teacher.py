@@ -2,27 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.algorithm.losses.distillation import LOGPROBS
+from torchtitan_rl.algorithm.losses.loss import TEACHER_LOGPROBS
 from torchtitan_rl.errors import expect
 from torchtitan_rl.trainer.teachers.hints import Hints
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Episode, Group, flat
 
 
+@dataclass(eq=False)
 class Teachers:
     """Several models, each for the rows that name it in their column `teacher`, a `Source`. MOPD, MiMo-V2-Flash,
     arXiv 2601.02780."""
 
+    by_name: "Mapping[str, Teacher]"
+    """That of rows without the column is ""."""
     name = "teacher"
-
-    def __init__(self, by_name: "Mapping[str, Teacher]") -> None:
-        """`by_name`: that of rows without the column is ""."""
-        self.by_name = by_name
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's token column as its teacher does. Collective: every rank has all groups."""
@@ -37,20 +37,17 @@ class Teachers:
             teacher.add_logprobs(groups_of[name])
 
 
+@dataclass(eq=False)
 class Teacher:
     """A model of the policy's vocabulary, a `Source`."""
 
+    trainer: Trainer
+    model: Decoder
+    hints: Hints | None = None
+    """What it reads more than the policy."""
+    is_base: bool = False
+    """Whether it is the policy without its adapters."""
     name = "teacher"
-
-    def __init__(
-        self, trainer: Trainer, model: Decoder, hints: Hints | None = None, *, is_base: bool = False
-    ) -> None:
-        """
-        Args:
-            hints: what it reads more than the policy.
-            is_base: whether it is the policy without its adapters.
-        """
-        self.trainer, self.model, self.hints, self.is_base = trainer, model, hints, is_base
 
     @classmethod
     def of_folder(
@@ -67,4 +64,4 @@ class Teacher:
             hinted = self.hints.groups(groups) if self.hints else groups
             logprobs = self.trainer.episode_logprobs(self.model, hinted)
         for episode, values in zip(flat(hinted), logprobs, strict=True):
-            episode.credit.token_columns[LOGPROBS] = values
+            episode.credit.token_columns[TEACHER_LOGPROBS] = values

@@ -12,8 +12,8 @@ from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import catch_gradients, scored_step, tiny_trainer
 from torchtitan_rl.algorithm import Algorithm, Loss, TokenTruncate
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill
-from torchtitan_rl.algorithm.losses.loss import TEACHER_TOKEN
+from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, Distill, ExactDistill
+from torchtitan_rl.algorithm.losses.loss import TEACHER_LOGPROBS, TEACHER_TOKEN
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.configs.toys.small_models import new_hf_model, small_qwen3
 from torchtitan_rl.errors import UserError
@@ -33,7 +33,7 @@ def taught(groups, teacher=TEACHER, **loss):
     algorithm = built(loss=Distill.Config(**loss))
     drafted = draft_episodes(groups)
     for episode, values in zip(flat(drafted), teacher, strict=True):
-        episode.credit.token_columns[LOGPROBS] = np.array(values, dtype=np.float32)
+        episode.credit.token_columns[TEACHER_LOGPROBS] = np.array(values, dtype=np.float32)
     algorithm.credit.assign(drafted)
     step = episodes_of(built())
     step.extend(flat(drafted))
@@ -95,7 +95,7 @@ def test_the_teacher_scores_the_students_samples_as_transformers_does(one_rank, 
             ids = torch.tensor([[*one.prompt.token_ids, *episode.completion.token_ids]])  # [1, Lp + L]
             logp = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]  # [Lp + L - 1]
             expected = logp[len(one.prompt.token_ids) - 1 :].detach().numpy() * episode.completion.loss_mask  # [L]
-            np.testing.assert_allclose(episode.credit.token_columns[LOGPROBS], expected, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(episode.credit.token_columns[TEACHER_LOGPROBS], expected, rtol=0, atol=1e-5)
 
 
 def test_the_teacher_is_normalised_over_the_tokens_that_the_sampler_kept(one_rank, tmp_path):
@@ -121,7 +121,7 @@ def test_the_teacher_is_normalised_over_the_tokens_that_the_sampler_kept(one_ran
     Teacher.of_folder(trainer_of(tmp_path, Distill.Config()), tiny_spec(), tmp_path).add_logprobs(groups)
     for episode in groups[0].samples:
         columns = episode.credit.token_columns
-        np.testing.assert_allclose(columns[LOGPROBS], columns["expected"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(columns[TEACHER_LOGPROBS], columns["expected"], rtol=0, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

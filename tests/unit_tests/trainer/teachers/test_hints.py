@@ -14,7 +14,8 @@ from tests.parts.tiny import save_tiny_checkpoint
 from tests.parts.tiny_trainer import catch_gradients, scored_step
 from tests.unit_tests.algorithm.losses.test_distillation import divergence, trainer_of
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill
+from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, Distill, ExactDistill
+from torchtitan_rl.algorithm.losses.loss import TEACHER_LOGPROBS
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.run.checkpointer import policy_state
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
@@ -105,7 +106,7 @@ def test_log_nu_is_transformers_under_the_hint_and_held_out_samples_have_theirs(
             log_q = (model(more).logits[0, theirs] / 0.9).log_softmax(-1)  # [n, V]
             expected = log_q.gather(-1, more[0, theirs + 1, None])[:, 0].detach()  # [n]
             mask = sample.completion.loss_mask
-            np.testing.assert_allclose(sample.credit.token_columns[LOGPROBS][mask], expected, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(sample.credit.token_columns[TEACHER_LOGPROBS][mask], expected, rtol=0, atol=1e-5)
             p = (model(ids).logits[0, places] / 0.9).softmax(-1)  # [n, V]
             total, count = total + divergence(p, log_q.exp(), 1.0).sum().item(), count + len(places)
     made = trainer_of(folder, ExactDistill.Config())
@@ -137,9 +138,11 @@ def test_rows_name_their_teacher(folder):
     made = trainer_of(folder, Distill.Config())
     plain, told_one = (Teacher(made, made.model, of) for of in (None, of_run))
     Teachers({"": plain, "told": told_one}).add_logprobs(groups)
-    found = [episode.credit.token_columns[LOGPROBS] for episode in flat(groups)]
+    found = [episode.credit.token_columns[TEACHER_LOGPROBS] for episode in flat(groups)]
     plain.add_logprobs(groups[:1]), told_one.add_logprobs(groups[1:])
-    for one, again in zip(found, [episode.credit.token_columns[LOGPROBS] for episode in flat(groups)], strict=True):
+    for one, again in zip(
+        found, [episode.credit.token_columns[TEACHER_LOGPROBS] for episode in flat(groups)], strict=True
+    ):
         np.testing.assert_allclose(one, again, rtol=0, atol=1e-6)
     with pytest.raises(UserError, match=r"^the column teacher = 'told': expected one of \[''\]"):
         Teachers({"": plain}).add_logprobs(groups)
