@@ -7,7 +7,6 @@ import torch
 
 from tests.parts.algorithm import (
     MAX_TOKENS,
-    built,
     episodes_of,
     group,
     merge,
@@ -149,30 +148,6 @@ def test_batch_without_loss_tokens_has_loss_zero_with_a_gradient(name):
     loss.backward()
     assert loss.item() == 0.0
     assert all(torch.equal(value.grad, torch.zeros_like(value)) for value in values)
-
-
-ARM_REWARDS = [0.2, 1.0, 0.5]
-
-
-def bandit_step(algorithm: Algorithm, logits: torch.Tensor, arms: list[int]) -> torch.Tensor:
-    """The loss of one group whose completions are single tokens: the arms of a one-state softmax policy."""
-    log_policy = torch.log_softmax(logits, 0)
-    logprobs = [(log_policy[arm].item(),) for arm in arms]
-    episodes = episodes_of(algorithm, group(0, [ARM_REWARDS[arm] for arm in arms], logprobs=logprobs))
-    batch = pack(episodes, normalizers_of(algorithm, episodes))
-    return run_loss(algorithm, episodes, [log_policy[arm : arm + 1] for arm in arms], batch).loss
-
-
-def test_expected_rloo_gradient_is_the_policy_gradient():
-    algorithm = built(advantage=Rloo.Config(), loss=Reinforce.Config())
-    logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
-    policy = torch.softmax(logits, 0)
-    for first in range(3):  # the expectation over all pairs of arms, exactly
-        for second in range(3):
-            probability = (policy[first] * policy[second]).item()
-            (probability * bandit_step(algorithm, logits, [first, second])).backward()
-    (expected,) = torch.autograd.grad(-(policy * torch.tensor(ARM_REWARDS)).sum(), logits)
-    assert torch.allclose(logits.grad, expected, atol=1e-12)
 
 
 def test_float32_agrees_with_float64():

@@ -1,11 +1,9 @@
 """Advantages of the turns of a conversation, and what becomes of conversations that were cut."""
 
-import numpy as np
 import pytest
 
 from tests.parts.algorithm import built, episodes_of, group_of
 from torchtitan_rl.algorithm import GroupMean, Truncation
-from torchtitan_rl.trainer.packing import token_advantages
 from torchtitan_rl.types import Completion, ScoredCompletion, TurnRecord
 
 
@@ -18,14 +16,6 @@ def conversation(sample_idx: int, *earned: float, final: float = 0.0, end: str =
         loss_mask=mask, text="", finish_reason=end, turns=turns,
     )  # fmt: skip
     return ScoredCompletion(completion=completion, reward=sum(earned) + final, turn_rewards=earned)
-
-
-def test_tokens_have_the_advantage_of_their_turn_and_observed_tokens_none():
-    algorithm = built(advantage=GroupMean.Config(), credit="turn")
-    first, second = episodes_of(algorithm, group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0)))
-    assert token_advantages(first).tolist() == [-0.5, 0, -1, -1, 0]
-    assert token_advantages(second).tolist() == [0.5, 0, 1, 1, 0, 0, 0, 0, 0]
-    assert first.credit.advantage == np.mean([-0.5, -1, -1])
 
 
 def test_group_with_equal_totals_and_different_turns_has_variance():

@@ -1,7 +1,4 @@
-"""TRL's reward functions run unchanged: the six that it publishes, and eight in the ways that its documentation shows."""
-
-import asyncio
-import re
+"""TRL's reward functions run unchanged: the six that it publishes, and two as its documentation shows them."""
 
 import pytest
 
@@ -31,39 +28,6 @@ class WithColumns(TaskOf):
 
 COLUMNS = {"solution": "$46$", "ground_truth": "46", "task": "math"}
 CHAT = {"messages": [{"role": "user", "content": "12 + 34?"}], "columns": COLUMNS}
-PLAIN = {"columns": COLUMNS}
-
-
-def by_tokens(completion_ids, **kwargs):
-    return [float(len(ids)) for ids in completion_ids]
-
-
-def unique_characters(prompts, completions, **kwargs):
-    return [len(set(c)) for c in completions]
-
-
-def chat_format(completions, **kwargs):
-    contents = [completion[0]["content"] for completion in completions]
-    return [1.0 if re.match(r"^<think>.*?</think>", content, re.DOTALL) else 0.0 for content in contents]
-
-
-def boxed_truth(completions, ground_truth, **kwargs):
-    found = [re.search(r"\\boxed\{(.*?)\}", completion) for completion in completions]
-    return [1.0 if f and f.group(1) == truth else 0.0 for f, truth in zip(found, ground_truth)]
-
-
-async def waits(prompts, completions, **kwargs):
-    await asyncio.sleep(0.01)
-    return [1.0 if completion else 0.0 for completion in completions]
-
-
-def logs_lists(completions, ground_truth, log_extra=None, log_metric=None, **kwargs):
-    right = [float(truth in completion) for completion, truth in zip(completions, ground_truth)]
-    if log_extra:
-        log_extra("golden_answer", list(ground_truth))
-    if log_metric:
-        log_metric("accuracy", sum(right) / len(right))
-    return right
 
 
 def logs_one_by_one(completions, log_extra=None, **kwargs):
@@ -88,24 +52,10 @@ def test_published_trl_function_runs_unchanged(reference, expected):
     assert found == (expected or [pytest.approx(0.96, abs=0.1), pytest.approx(-0.5, abs=0.5)])
 
 
-@pytest.mark.parametrize(
-    ("function", "fields", "expected"),
-    [
-        (by_tokens, PLAIN, [11.0, 2.0]),
-        (unique_characters, PLAIN, [11.0, 2.0]),
-        (chat_format, CHAT, [0.0, 0.0]),
-        (boxed_truth, PLAIN, [1.0, 0.0]),
-        (waits, PLAIN, [1.0, 1.0]),
-        (logs_lists, PLAIN, [1.0, 0.0]),
-        (logs_one_by_one, PLAIN, [0.0, 0.0]),
-        (curriculum, PLAIN, [1.5, 1.5]),
-    ],
-)
-def test_an_example_of_the_documentation_runs_unchanged(function, fields, expected):
-    graded = build_grader(Grader.Config(), WithColumns(function))
+def test_examples_of_the_documentation_run_unchanged():
+    graded = build_grader(Grader.Config(), WithColumns(logs_one_by_one, curriculum))
     state = TrainerState(global_step=5, max_steps=10, best_metric=0.3, num_input_tokens_seen=9)
-    [scored] = graded.grade([group(r"$\boxed{46}", "45", **fields)], state=state)
+    [scored] = graded.grade([group(r"$\boxed{46}", "45", columns=COLUMNS)], state=state)
     graded.close()
-    assert [s.reward for s in scored.samples] == expected
-    if function is logs_one_by_one:
-        assert [s.extra["logs_one_by_one/length"] for s in scored.samples] == [11, 2]
+    assert [s.reward for s in scored.samples] == [1.5, 1.5]
+    assert [s.extra["logs_one_by_one/length"] for s in scored.samples] == [11, 2]

@@ -6,7 +6,7 @@ import torch
 
 from tests.integration.parity import SEQUENCES
 from tests.parts.tiny import sampled, save_odd_checkpoint
-from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair, module
+from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.sync import in_process
 from torchtitan_rl.sync.engine_weights import is_experts, unpacked
@@ -120,7 +120,3 @@ def test_vllms_packing_is_undone(dtype, rows):
     weights = torch.randn(2, rows, 96).to(dtype)
     packed = cpu_prepack_moe_weight(weights, isa)
     assert torch.equal(unpacked(packed, rows, 96, lambda matrix: cpu_prepack_moe_weight(matrix[None], isa)), weights)
-
-
-def test_router_is_a_module_of_the_engine(pair):
-    assert module(pair, ROUTER.removesuffix(".weight")) is not None

@@ -137,14 +137,6 @@ def test_gate_knows_the_steps_before_a_resume():
         other.check(tokens([0.5] * 1000))  # what bfloat16 rounds says nothing of it
 
 
-def test_quantile_detects_a_few_percent_of_wrong_tokens():
-    gate = gate_in("bfloat16")
-    for _ in range(3):
-        gate.check(tokens([0.1] * 1000))
-    with pytest.raises(LogprobGateError, match="logprob_diff/p99"):
-        gate.check(tokens([0.1] * 980 + [13.0] * 20))
-
-
 def float32_gate(generator) -> LogprobGate:
     """A gate after five steps like debug's in float32: mean 4e-7, 99th percentile 1.6e-6."""
     gate = gate_in("float32")
@@ -160,11 +152,6 @@ def test_float32_gate_detects_weights_one_update_behind(wrong, mean):
     generator = np.random.default_rng(0)  # the means are those that debug shows with these weights wrong
     with pytest.raises(LogprobGateError, match="logprob_diff/"):
         float32_gate(generator).check(tokens(generator.exponential(mean, size=2500)))
-
-
-def test_float32_gate_has_a_limit_at_the_first_step():
-    with pytest.raises(LogprobGateError, match="over 0.001, the largest that is allowed in float32"):
-        gate_in("float32").check(tokens([2e-3] * 1000))
 
 
 @pytest.mark.parametrize("number", [1, 10, 100, 400, 2500])

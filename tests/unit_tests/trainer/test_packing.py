@@ -12,7 +12,7 @@ from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.models.score import TokenScores
 from torchtitan_rl.trainer.logprob_diff import compare_with_sampler
 from torchtitan_rl.trainer.minibatches import items_of, plan_microbatches, split_groups
-from torchtitan_rl.trainer.packing import by_member, completion_values, count_work, pack, token_advantages
+from torchtitan_rl.trainer.packing import by_member, completion_values, count_work, pack
 from torchtitan_rl.types import (
     NO_RECORD,
     Completion,
@@ -24,7 +24,6 @@ from torchtitan_rl.types import (
     Prompt,
     ScoredCompletion,
     Trace,
-    TurnRecord,
     flat,
 )
 
@@ -74,14 +73,6 @@ def test_labels_are_shifted_to_the_predicted_token():
     assert batch.sampler_logprobs.tolist()[:9] == [0, 0, -0.5, -1.5, 0, -0.5, -1.5, -2.5, 0]
     assert batch.advantages.tolist()[:9] == [0, 0, 1, 1, 0, -2, -2, -2, 0]
     assert batch.sequence_ids.tolist() == [0] * 5 + [1] * 4 + [2] * 7
-
-
-def test_unsampled_tokens_are_input_but_not_in_the_loss():
-    batch = pack([member((1,), (2, 3, 4, 5), mask=(True, False, False, True))], normalizers=COUNTS, multiple=1)
-    assert batch.token_ids.tolist() == [1, 2, 3, 4, 5]
-    assert batch.labels.tolist() == [2, 3, 4, 5, 0]
-    assert batch.loss_mask.tolist() == [1, 0, 0, 1, 0]
-    assert batch.advantages.tolist() == [1, 0, 0, 1, 0]
 
 
 def test_siblings_share_the_prompt_except_its_last_token():
@@ -185,16 +176,6 @@ def test_records_of_later_traces_follow_the_first_traces():
     assert batch.sampler_records[:, 0].tolist() == [101, 102, 103, 101, 107, 104, 105]
 
 
-def test_turn_advantages_follow_the_trace_of_their_turn():
-    turns = [TurnRecord(text="", num_tokens=n, trace=trace) for n, trace in ((1, 0), (2, 1), (1, 0))]
-    made = episode((1, 2, 3, 4, 5, 6), mask=(True, False, True, False, True, True))
-    traces = (Trace(), Trace(begin=3, context_tokens=1, parent=0))
-    completion = replace(made.completion, turns=tuple(turns), traces=traces)
-    credit = Credit(turn_advantages=(1.0, 2.0, 3.0))
-    cut = Episode(scored=ScoredCompletion(completion=completion, reward=1.0), credit=credit)
-    assert token_advantages(cut).tolist() == [1, 0, 3, 0, 2, 2]
-
-
 def cut_conversations() -> list[Group[Episode]]:
     """Three groups of three conversations, cut into traces."""
     rng = random.Random(3)
@@ -233,14 +214,3 @@ def test_pack_has_all_tokens_in_order_and_no_label_across_traces(share_prompts):
     compare_with_sampler(batch, scores.at(batch.loss_positions))
     assert all(one.logprob_diff.mean == pytest.approx(0.25) for one in flat(groups))
     assert all(len(one.logprob_diff.tokens["diff"]) == one.completion.num_sampled for one in flat(groups))
-
-
-def test_traces_of_a_rollout_share_a_microbatch():
-    groups = cut_conversations()
-    [plan] = plan_microbatches(items_of(groups, whole_groups=False), num_ranks=1, max_tokens=50)
-    planned = [made for members in plan for made in members]
-    assert len(plan) > 1
-    assert sorted(id(made.episode) for made in planned) == sorted(map(id, flat(groups)))
-    assert sum(made.num_tokens for made in planned) == sum(
-        count_work(members, share_prompts=False)[0] for members in plan
-    )

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
-from tests.parts.tiny_trainer import MAX_TOKENS, credited, scored_step, tiny_trainer, weights
-from torchtitan_rl.algorithm import KL, Algorithm, MaxEnt, TargetEntropy
+from tests.parts.tiny_trainer import credited, scored_step, tiny_trainer, weights
+from torchtitan_rl.algorithm import KL, Algorithm, TargetEntropy
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.run.checkpointer import policy_state
@@ -115,21 +115,6 @@ def test_controllers_get_the_mean_over_all_micro_batches(build, monkeypatch):
     assert len(metrics) > 1
     mean = np.average([m.value for m in metrics], weights=[m.weight for m in metrics])
     assert given == [{"policy/entropy": pytest.approx(mean)}]
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "zero_gradient"),
-    [
-        (Algorithm.Config(), True),
-        (Algorithm.Config(entropy_coef=0.01), False),
-        (Algorithm.Config(loss=MaxEnt.Config()), False),
-    ],
-)
-def test_only_an_objective_of_the_advantage_alone_has_zero_gradient_without_it(algorithm, zero_gradient):
-    episode, built = draft_episodes(scored_step())[0].samples[0], algorithm.build(max_completion_tokens=MAX_TOKENS)
-    for advantage, of_turns, zero in ((0.0, None, 1), (0.0, (0.0, 0.0), 1), (0.1, None, 0), (0.0, (0.7, -0.7), 0)):
-        episode.credit.advantage, episode.credit.turn_advantages = advantage, of_turns
-        assert built.zero_gradient(episode) is (zero_gradient and bool(zero))
 
 
 def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):
