@@ -40,9 +40,7 @@ class LossOutput:
     tally: Tally
     batch: TrainBatch
     checked: dict[str, Tensor]
-    """[T] each, what was looked through for numbers that are not finite, by name."""
-    raises: bool
-    """Whether `read` raises for a token that is not finite (nonfinite "raise")."""
+    """[T] each, by name: `read` raises for a token at which one is not finite. Empty with nonfinite "mask"."""
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -59,7 +57,7 @@ class LossOutput:
             NonFiniteError: with nonfinite "raise", naming prompt, sample and quantity.
         """
         metrics = self.tally.to_metrics(numbers)
-        if self.raises and metrics["nonfinite/tokens"].value > 0:
+        if self.checked and metrics["nonfinite/tokens"].value > 0:
             raise_for_token(self.batch, self.checked)
         return metrics
 
@@ -129,7 +127,6 @@ class Algorithm(OwnConfig):
         self.aggregation = config.aggregation.build()
         self.mismatch = config.mismatch.build()
         self.kl = config.kl.build()
-        self.raises = config.nonfinite == "raise"
         self.needs_reference = config.kl.coef > 0 or REFERENCE_LOGPROBS in self.policy_loss.reads
         """Whether a frozen reference model must be loaded and score every episode."""
         self.credit = CreditAssignment(
@@ -228,8 +225,9 @@ class Algorithm(OwnConfig):
         tally = microbatch_tally(
             batch, inputs, terms, log_pi_old, correction, self.policy_loss.from_engine
         )
-        checked = {name: values.detach() for name, values in known.items()}  # [T] each
-        return LossOutput(terms["total"], tally, batch, checked, raises=self.raises)
+        raises = self.config.nonfinite == "raise"
+        checked = {name: values.detach() for name, values in known.items() if raises}  # [T] each
+        return LossOutput(terms["total"], tally, batch, checked)
 
     def _label_values(
         self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor
@@ -284,5 +282,4 @@ class Algorithm(OwnConfig):
         return {"loss": self.policy_loss.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.policy_loss.load_state_dict(state["loss"])

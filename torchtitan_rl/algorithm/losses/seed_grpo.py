@@ -3,10 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from torchtitan_rl.algorithm.losses.maxent.weights import entropy, softmax
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.summary import describe
-from torchtitan_rl.types import Completion, Episode, Group, Metric
+from torchtitan_rl.types import Episode, Group, Metric
 
 
 def semantic_entropy(answers: list[str | None], logprob_means: list[float]) -> float:
@@ -16,20 +17,11 @@ def semantic_entropy(answers: list[str | None], logprob_means: list[float]) -> f
         answers: [G]; equal answers form a cluster, and each None (no answer could be extracted) is its own cluster.
         logprob_means: [G] l_i, the completion's sampler log-probability divided by its length.
     """
-    masses: dict[str | int, float] = {}
-    # A common factor cancels in the shares, and exp of very negative numbers would be 0.
-    largest = max(logprob_means)
-    for index, (answer, logprob_mean) in enumerate(zip(answers, logprob_means, strict=True)):
+    shares: dict[str | int, float] = {}
+    for index, (answer, share) in enumerate(zip(answers, softmax(logprob_means, 1.0), strict=True)):
         cluster = index if answer is None else answer
-        masses[cluster] = masses.get(cluster, 0.0) + math.exp(logprob_mean - largest)
-    total = math.fsum(masses.values())
-    shares = [mass / total for mass in masses.values() if mass > 0]
-    return -math.fsum(share * math.log(share) for share in shares)
-
-
-def logprob_mean(completion: Completion) -> float:
-    """Returns l_i, the mean over the sampled tokens. There must be at least one."""
-    return math.fsum(completion.sampled_logprobs.tolist()) / completion.num_sampled
+        shares[cluster] = shares.get(cluster, 0.0) + share
+    return entropy([*shares.values()])
 
 
 class SeedGrpo(OwnConfig):
@@ -45,26 +37,27 @@ class SeedGrpo(OwnConfig):
         alpha: float = number(0.0417, least=0)
         """Strength of the scaling. At the largest possible entropy, log G, advantages are divided by 1 + alpha."""
 
-    def entropy(self, members: list[Episode]) -> float:
-        """Returns the members' semantic entropy, in nats."""
-        return semantic_entropy(
-            [m.scored.answer for m in members], [logprob_mean(m.completion) for m in members]
-        )
-
     def scale(self, group: Group[Episode]) -> float:
         """Returns the factor on the group's advantages, in (0, 1]; 1 for fewer than two members."""
         members = compared(group)
         if len(members) < 2:
             return 1.0
-        return 1 / (1 + self.config.alpha / math.log(len(members)) * self.entropy(members))
+        return 1 / (1 + self.config.alpha / math.log(len(members)) * group_entropy(members))
 
     def metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
         """Returns `semantic_entropy/...` over groups of at least two."""
         groups = [group for group in groups if len(compared(group)) > 1]
-        entropies = [self.entropy(compared(group)) for group in groups]
+        entropies = [group_entropy(compared(group)) for group in groups]
         scales = [self.scale(group) for group in groups]
         metrics = describe("semantic_entropy", entropies)
         return metrics | describe("semantic_entropy/scale", scales, ("mean", "min", "max"))
+
+
+def group_entropy(members: list[Episode]) -> float:
+    """Returns the semantic entropy of completions with at least one sampled token, in nats."""
+    completions = [member.completion for member in members]
+    means = [math.fsum(c.sampled_logprobs.tolist()) / c.num_sampled for c in completions]
+    return semantic_entropy([member.scored.answer for member in members], means)
 
 
 def compared(group: Group[Episode]) -> list[Episode]:
