@@ -1,11 +1,7 @@
 """What a chat template leaves out of the messages and tools that it is given. Templates do so without an error."""
 
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
-
-from jinja2 import TemplateRuntimeError
 
 Message = dict[str, Any]
 """A chat message. Example: {"role": "user", "content": "higher"}"""
@@ -21,25 +17,10 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 
 END_OF_THINKING = "</think>"
 
-RENDER_LIMIT_S = 20.0
-"""Seconds of computing that a chat template may take for one text. It is a program, which may loop."""
-
 
 def render_chat(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
-    """Returns what the chat template writes. In the main thread, one that loops raises a TemplateError at the limit."""
-
-    def stop(*_: Any) -> None:
-        raise TemplateRuntimeError(f"it takes more than {RENDER_LIMIT_S:g} s of computing")
-
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main:
-        signal.signal(signal.SIGVTALRM, stop)
-        signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_LIMIT_S)
-    try:
-        return tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
-    finally:
-        if is_main:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    """Returns what the chat template writes."""
+    return tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
 
 
 def left_out(
