@@ -106,7 +106,6 @@ class CreditAssignment:
             credit.left_out = "truncated"
 
     def _shaped_reward(self, member: Member) -> float:
-        """The reward with the penalties of truncation and of the KL in the reward."""
         episode = member.episode
         sampling = member.prompt.sampling  # None: the run's
         longest = self.max_completion_tokens if sampling is None else sampling.max_tokens

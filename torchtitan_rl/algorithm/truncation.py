@@ -29,7 +29,6 @@ class Truncation(OwnConfig):
         the prompt."""
 
     def masks(self, completion: Completion) -> bool:
-        """Whether the completion is masked from the loss."""
         return self.config.mode == "mask" and completion.finish_reason in self.config.cut
 
     def cut_reward(self, completion: Completion) -> float:

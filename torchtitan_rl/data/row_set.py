@@ -27,12 +27,10 @@ class RowSet:
         self.kept, self.keys = self._scan()
 
     def example(self, place: int) -> Example:
-        """Returns the kept row at index `place` as an example."""
         [row] = self.table.rows(self.kept[place : place + 1])
         return self.reader.example(row)
 
     def batches(self) -> Iterator[list[Example]]:
-        """Yields all kept rows as examples, in batches."""
         for start in range(0, len(self.kept), BATCH):
             rows = self.table.rows(self.kept[start : start + BATCH])
             yield [self.reader.example(row) for row in rows]

@@ -64,7 +64,6 @@ class Table:
         return len(self._data)
 
     def rows(self, indices: Sequence[int]) -> list[Row]:
-        """Returns the rows at `indices`."""
         return [self._read(record) for record in self._data.__getitems__(indices)]
 
     def number(self, index: int) -> str:
@@ -72,7 +71,6 @@ class Table:
         return str(index + 1) if self.is_arrow else self._data[index]["number"]
 
     def numbered_rows(self) -> Iterator[tuple[str, Row]]:
-        """Yields every row with its number."""
         for start in range(0, len(self), BATCH):
             batch = range(start, min(start + BATCH, len(self)))
             for index, record in zip(batch, self._data.__getitems__(batch), strict=True):

@@ -26,14 +26,8 @@ Faults = Callable[[Sequence["Example"]], list[str | None]]
 
 RESERVED_COLUMNS = frozenset(
     ["prompts", "completions", "completion_ids", "logprobs", "loss_masks", "finish_reasons"]
-    + [
-        "expected_answer",
-        "turn_rewards",
-        "turn_columns",
-        "trainer_state",
-        "log_extra",
-        "log_metric",
-    ]
+    + ["expected_answer", "turn_rewards", "turn_columns"]
+    + ["trainer_state", "log_extra", "log_metric"]
 )
 """Keywords that the grader passes to reward functions itself. No data set column may have one of these names."""
 

@@ -269,7 +269,6 @@ class HFStateDictAdapter(StateDictAdapter):
         return named
 
     def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Returns the tensors under this model's names."""
         names = {theirs: ours for ours, theirs in NAMES.items()}
         return {_renamed(name, names): tensor for name, tensor in hf_state_dict.items()}
 

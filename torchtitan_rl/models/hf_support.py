@@ -60,7 +60,6 @@ def examine(config: "PretrainedConfig", architecture: str) -> dict[str, Any]:
 
 
 def _refuse(is_so: Any, reason: str) -> None:
-    """Raise Unsupported if it is so."""
     if is_so:
         raise Unsupported(reason)
 

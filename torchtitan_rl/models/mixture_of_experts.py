@@ -41,7 +41,6 @@ class MixtureOfExperts:
 
     @classmethod
     def of(cls, found: "PretrainedConfig") -> "MixtureOfExperts":
-        """Returns the mixture of a Qwen3-MoE's config."""
         layers, step = range(found.num_hidden_layers), found.decoder_sparse_step
         return cls(
             num_experts=found.num_experts,
@@ -52,7 +51,6 @@ class MixtureOfExperts:
         )
 
     def config(self, dim: int) -> PackedMoE.Config:
-        """Returns the config of one layer's mixture."""
         sizes = {"dim": dim, "num_experts": self.num_experts, "top_k": self.num_experts_per_tok}
         init = {"weight": _INIT}
         moe = make_moe_config(

@@ -62,7 +62,6 @@ class TextReader(HuggingFaceStorageReader):
     """Reads a folder's safetensors by the names of the text's own model."""
 
     def read_metadata(self) -> Any:
-        """The folder's tensors by those names."""
         metadata = super().read_metadata()
         stored = metadata.state_dict_metadata
         self._stored = {text_name(name): name for name in stored}
@@ -72,7 +71,6 @@ class TextReader(HuggingFaceStorageReader):
         return metadata
 
     def read_data(self, plan: Any, planner: Any) -> Any:
-        """Read the planned tensors."""
         items = []
         for item in plan.items:
             index = replace(item.storage_index, fqn=self._stored[item.storage_index.fqn])

@@ -106,7 +106,6 @@ def _rewards(
 
 
 def _check(config: Grader.Config, names: list[str]) -> None:
-    """Raise UserError for settings of unknown reward functions."""
     settings: dict[str, Collection[str]] = {
         "weights": config.weights,
         "on_failure_of": config.on_failure_of,
@@ -125,13 +124,11 @@ def _check(config: Grader.Config, names: list[str]) -> None:
 
 
 def _unwrapped(function: Callable) -> Callable:
-    """Returns the function that partials wrap."""
     while isinstance(function, partial):
         function = function.func
     return function
 
 
 def _name(function: Callable) -> str:
-    """The name of a task's reward function in configs and tables."""
     function = _unwrapped(function)
     return getattr(function, "__name__", type(function).__name__)

@@ -88,7 +88,6 @@ class Judge:
         log_metric: Callable[[str, float], None],
         **_: Any,
     ) -> list[float | None]:
-        """Returns the scaled marks of one prompt's completions."""
         questions = [
             self.question.format(
                 prompt=_text(prompt),

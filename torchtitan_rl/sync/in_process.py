@@ -79,7 +79,6 @@ class InProcess:
 
     @property
     def asleep(self) -> bool:
-        """Whether the engine's weights are not in memory."""
         return self._generator.asleep
 
     def faults(self) -> dict[str, str]:

@@ -219,5 +219,4 @@ def _next_fit(items: Sequence[_Priced], max_tokens: int) -> list[list[Member]]:
 
 
 def num_tokens(members: Sequence[Member]) -> int:
-    """Returns the tokens of these sequences."""
     return sum(member.num_tokens for member in members)

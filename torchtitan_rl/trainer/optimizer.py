@@ -34,7 +34,6 @@ class AdamW(OwnConfig):
         """Added to the square root of the second moment."""
 
         def build(self, *, model: "Decoder") -> "OptimizersContainer":
-            """Returns the optimizer of the model's (sharded) parameters."""
             from torchtitan.components.optimizer import default_adamw
 
             config = default_adamw(

@@ -338,7 +338,6 @@ class Trainer(Configurable):
         self._finite.check_loaded()
 
     def param_groups(self) -> list[dict[str, Any]]:
-        """The optimizers' parameter groups, with parameters and settings."""
         return [group for one in self.optimizer.optimizers for group in one.param_groups]
 
     def _merged_means(
@@ -419,7 +418,6 @@ def _defer_reduction(model: Decoder, defer: bool) -> None:
 
 
 def _batches_of(minibatches: Sequence[MiniBatch]) -> list[TrainBatch]:
-    """This rank's micro-batches of all mini-batches."""
     return [batch for minibatch in minibatches for batch in minibatch.batches]
 
 

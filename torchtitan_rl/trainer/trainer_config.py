@@ -40,7 +40,6 @@ class LRSchedule(Configurable.Config):
     def build(
         self, *, optimizers: "OptimizersContainer", training_steps: int
     ) -> "LRSchedulersContainer":
-        """Returns torchtitan's schedule of these optimizers."""
         from torchtitan.components.optimizer import LRSchedulersContainer
 
         return LRSchedulersContainer.Config(**asdict(self)).build(

@@ -72,11 +72,9 @@ class Countdown(ProceduralTask):
         ]
 
     def extract_answer(self, text: str) -> str | None:
-        """Returns the last expression between the answer tags."""
         return last_tagged(text)
 
     def judge(self, answer: str | None, prompt: "Prompt") -> bool:
-        """Returns whether the expression uses the prompt's numbers and reaches its target."""
         return reaches(answer, prompt.columns["numbers"], prompt.columns["target"])
 
     def draw(self, rng: random.Random) -> _Problem:

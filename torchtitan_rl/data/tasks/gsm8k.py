@@ -28,11 +28,9 @@ class Gsm8k(Rows):
         answer_kind: KindName = "number"
 
     def extract_answer(self, text: str) -> str | None:
-        """Returns the number after the last ####, or None."""
         answers = ANSWER.findall(without_thinking(text))
         answer = answers[-1] if answers else ""
         return first_number((last_boxed(answer) or "") if "\\boxed" in answer else answer)
 
     def expected_answer(self, text: str) -> str | None:
-        """Returns the number after #### in a row's solution."""
         return super().expected_answer(self.extract_answer(text) or "")

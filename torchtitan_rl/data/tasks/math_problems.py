@@ -31,7 +31,6 @@ class Math(Rows):
         answer_kind: KindName = "math"
 
     def extract_answer(self, text: str) -> str | None:
-        r"""Returns the content of the last \boxed{}."""
         return last_boxed(text)
 
     def expected_answer(self, text: str) -> str | None:

@@ -50,7 +50,6 @@ class Mixture(Task):
         """The members by name. Their metrics are train/<name>/... and evaluation/<name>/..."""
 
         def start_checkpoint(self, cache_root: Path) -> Path | None:
-            """Returns the starting checkpoint of the first member that has one."""
             starts = (start_of(share.task, cache_root) for share in self.tasks.values())
             return next((start for start in starts if start is not None), None)
 
@@ -59,7 +58,6 @@ class Mixture(Task):
                 share.task.check_files()
 
         def samplings(self) -> dict[str, SamplingConfig]:
-            """Returns the members' own sampling configs, by field."""
             return {
                 f"task.tasks.{name}.sampling": share.sampling
                 for name, share in self.tasks.items()
@@ -92,7 +90,6 @@ class Mixture(Task):
         return self._members
 
     def train_example(self, index: int, *, seed: int) -> Example:
-        """Returns the next example of the member drawn at this index."""
         member, place = self._member_at(index, seed)
         name = self._names[member]
         return self._marked(name, tried(self._members[name], "train_example", place, seed=seed))
@@ -113,7 +110,6 @@ class Mixture(Task):
         return max((epoch for epoch in epochs if epoch is not None), default=None)
 
     def leave_out(self, faults: Faults) -> None:
-        """Leaves out the examples of each member that cannot be used."""
         for name, member in self._members.items():
 
             def member_faults(examples: Sequence[Example], name: str = name) -> list[str | None]:
@@ -122,11 +118,9 @@ class Mixture(Task):
             tried(member, "leave_out", member_faults)
 
     def reward_functions(self) -> Sequence[RewardFunction]:
-        """Returns nothing: each member scores its own examples."""
         return ()
 
     def extract_answer(self, text: str) -> str | None:
-        """Raises NotImplementedError: each member extracts its own answers."""
         raise NotImplementedError(
             "a mixture extracts no answers; call the member that the example belongs to"
         )

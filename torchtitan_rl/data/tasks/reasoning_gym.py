@@ -72,14 +72,12 @@ class ReasoningGym(ProceduralTask):
         return (self.score,)
 
     def score(self, *, completions: list, entry: list[dict[str, Any]], **_: Any) -> list[float]:
-        """Returns the task's own score for each answer."""
         return [
             self._score(self.extract_answer(completion_text(c)), e)
             for c, e in zip(completions, entry, strict=True)
         ]
 
     def extract_answer(self, text: str) -> str | None:
-        """Returns the answer in a completion, as task.answer_kind reads it."""
         return KINDS[self.config.answer_kind].extract(text)
 
     def judge(self, answer: str | None, prompt: "Prompt") -> bool:

@@ -75,7 +75,6 @@ class ExactTeacher:
                 member.episode.credit.token_columns[name] = of_member
 
     def free(self) -> None:
-        """Free the memory of the teacher's head."""
         if not self.is_policy:
             forget_forwards(self.model)
 

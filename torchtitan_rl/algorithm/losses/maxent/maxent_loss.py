@@ -198,11 +198,9 @@ class MaxEnt(ListwiseLoss):
         return self.controllers.after_update(stats)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns tau, beta, the smoothed entropy and the number of updates."""
         return asdict(self.controllers.state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned; a value that no controller moves keeps its configured value."""
         self.controllers.load(state)
 
 
