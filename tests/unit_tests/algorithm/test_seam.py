@@ -4,11 +4,25 @@ import numpy as np
 import pytest
 import torch
 
-from tests.parts.algorithm import built, episodes_of, group, normalizers_of, run_loss
+from tests.parts.algorithm import MAX_TOKENS, built, episodes_of, group, normalizers_of, run_loss
 from torchtitan_rl.algorithm import Cispo, Clip, Gspo, OffPolicyMask, Reinforce, SquaredLogRatio, TokenLoss, TopEntropy
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.trainer import packing
 from torchtitan_rl.types import flat
+
+
+def test_normalizers_count_only_episodes_in_the_loss():
+    algorithm = built(zero_variance="drop")
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [2.0, 2.0]))
+    normalizers = normalizers_of(algorithm, episodes)
+    assert (normalizers.num_tokens, normalizers.num_sequences, normalizers.num_groups) == (4, 2, 1)
+    assert normalizers.max_completion_tokens == MAX_TOKENS
+    rewards = ([1.0, 0.0], [2.0, 2.0], [None, 1.0])
+    assert [algorithm.credit.group_left_out(group(0, values)) for values in rewards] == [
+        None,
+        "zero variance",
+        "zero variance",
+    ]
 
 
 def test_a_group_of_one_is_a_configuration_error():
