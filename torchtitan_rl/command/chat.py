@@ -123,7 +123,6 @@ class Chat:
 
 
 def _turns(pairs: list[tuple[str, str]]) -> list[Message]:
-    """Returns questions and answers as chat messages."""
     spoken = [turn for pair in pairs for turn in zip(("user", "assistant"), pair)]
     return [{"role": role, "content": text} for role, text in spoken]
 

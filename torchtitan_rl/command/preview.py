@@ -112,7 +112,6 @@ def advice(groups: Sequence[Group[Episode]], max_tokens: int) -> list[str]:
 
 
 def _share_cut(groups: Sequence[Group[Episode]]) -> float:
-    """The share of answers that end at sampling.max_tokens."""
     return fmean(episode.completion.finish_reason == "length" for episode in flat(groups))
 
 

@@ -93,7 +93,6 @@ def _options(stored: Mapping[str, Any], model: Path, scratch: Path) -> list[str]
 
 
 def _tell_when_ready(host: str, port: int, about: str) -> None:
-    """Prints `about` when the server listens."""
     while True:
         with suppress(OSError), socket.create_connection((host, port)):
             print(about, flush=True)

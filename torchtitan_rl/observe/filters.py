@@ -30,7 +30,6 @@ class Filter:
         return every > 0 and step % every == 0
 
     def part(self, record: StepRecord) -> StepRecord:
-        """The part of the record that the sink gets."""
         parts = {
             name: {
                 key: value

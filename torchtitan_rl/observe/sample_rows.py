@@ -24,7 +24,6 @@ _column = functools.lru_cache(4096)(lambda name: utf8(str(name)))
 
 
 def plain_row(row: Row) -> Row:
-    """A copy of the row with plain cells."""
     return {
         _column(column): cell if type(cell) in _CARRIED else plain(cell)
         for column, cell in row.items()

@@ -200,7 +200,6 @@ class Selection:
 
 
 def _by(key: Callable[[Row], Any], rows: list[Row]) -> dict[Any, list[Row]]:
-    """The rows by key, in their order."""
     parts: dict[Any, list[Row]] = {}
     for row in rows:
         parts.setdefault(key(row), []).append(row)

@@ -12,7 +12,6 @@ HEARTBEAT_SECONDS, LONGEST_SILENCE_SECONDS = 8.0, 120.0
 """Seconds until a running phase's first heartbeat, and the longest time between two heartbeats."""
 
 HEARTBEAT_THREAD = "heartbeat"
-"""Name of the threads that print heartbeats."""
 
 PARTS = {
     "generate": "sampling",

@@ -119,7 +119,6 @@ CHOICES = (
 
 
 def is_choice(resume: str) -> bool:
-    """Whether `resume` is auto, never or a step, and not a folder."""
     return resume in ("auto", "never") or resume.isdecimal()
 
 

@@ -46,7 +46,6 @@ def state(pid: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists and has not ended."""
     return state(pid) not in ("", "Z")
 
 
@@ -60,7 +59,6 @@ def children() -> list[int]:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal to a process, which may be gone."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 

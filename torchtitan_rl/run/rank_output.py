@@ -103,7 +103,6 @@ class RankOutput(RankLog):
         return self._shown_rank == str(self.rank)
 
     def check_shown_rank(self, world_size: int) -> None:
-        """Raise UserError if LOG_RANK is not a rank."""
         is_rank = self._shown_rank in map(str, range(world_size))
         expected = f"a rank, 0 to {world_size - 1}"
         expect(is_rank, "LOG_RANK", self._shown_rank, expected, "Leave it out for 0.")

@@ -140,7 +140,6 @@ def watch_folder() -> Path | None:
 
 
 def stacks_path(folder: Path, rank: int) -> Path:
-    """The file in which a rank shows its stacks."""
     return folder / f"stacks_rank_{rank}.txt"
 
 

@@ -66,7 +66,6 @@ class SafeReader(dcp.FileSystemReader):
     """
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Returns the checkpoint's index, read by an unpickler that creates only its own kinds."""
         with open(Path(self.path) / ".metadata", "rb") as file:
             metadata = _IndexUnpickler(file).load()
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
@@ -78,7 +77,6 @@ class SafePlanner(DefaultLoadPlanner):
     """torch's planner, which here reads values other than tensors with weights_only."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Sets a value that is no tensor, read with weights_only."""
         loaded = torch.load(value, weights_only=True)
         set_element(self.original_state_dict, self.mappings[read_item.dest_index.fqn], loaded)
 

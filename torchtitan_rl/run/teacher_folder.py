@@ -35,7 +35,6 @@ def prepare_teachers(
 def _prepared(
     teacher: str, config: "RunConfig", algorithm: "Algorithm", student: "PreTrainedTokenizerBase"
 ) -> str:
-    """Returns the folder of a teacher after checking it."""
     try:
         if ":" in teacher and "://" not in teacher and not Path(teacher).exists():
             recipe = recipe_of(teacher, "teacher")

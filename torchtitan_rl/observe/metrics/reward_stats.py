@@ -20,7 +20,6 @@ Groups = Sequence[Group[Episode]]
 
 
 def finite_rewards(episodes: Sequence[Episode]) -> list[float]:
-    """The rewards that are finite numbers."""
     return [
         episode.reward
         for episode in episodes

@@ -117,7 +117,6 @@ def embed(value: Any) -> str:
 
 
 def _size(value: Any) -> int:
-    """Bytes of the value in the page."""
     return len(embed(value).encode("utf-8", "replace"))
 
 

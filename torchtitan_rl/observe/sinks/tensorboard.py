@@ -31,7 +31,6 @@ class TensorboardSink(Sink):
         self._writer: SummaryWriter | None = None
 
     def write(self, record: StepRecord) -> None:
-        """Adds the step's scalars, histograms and tables, and flushes."""
         writer = self._open(record.step)
         for key, value in record.values.items():
             writer.add_scalar(key, value, record.step, walltime=record.time_s)

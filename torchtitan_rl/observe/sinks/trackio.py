@@ -9,7 +9,6 @@ from torchtitan_rl.observe.sinks.base import PROJECT, Sink, SinkContext, StepRec
 from torchtitan_rl.observe.tokens import TOKENS
 
 TRACES = "rollout/traces"
-"""The key of the traces."""
 IN_MESSAGES = ("prompt", "messages", "response", "conversation", TOKENS)
 """Columns that a trace has as messages. The others are its metadata."""
 
@@ -38,7 +37,6 @@ class TrackioSink(Sink):
         )
 
     def write(self, record: StepRecord) -> None:
-        """Logs the step's values, histograms, tables and traces."""
         logged: dict[str, Any] = dict(record.values)
         for key, values in record.distributions.items():
             logged[f"{key}/histogram"] = self._trackio.Histogram(values)

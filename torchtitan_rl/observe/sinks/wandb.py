@@ -66,7 +66,6 @@ class WandbSink(Sink):
                 self._earlier.setdefault(row["table"], []).append(cells)
 
     def write(self, record: StepRecord) -> None:
-        """Logs the step's values, histograms and tables."""
         logged: dict[str, Any] = {**record.values, "step": record.step}
         for key, values in record.distributions.items():
             logged[f"{key}/histogram"] = self._wandb.Histogram(values)
