@@ -63,9 +63,9 @@ def send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def kill_children(seconds: float = 5.0) -> None:
-    """Kill this process's children, and those that it adopts when they die, for at most `seconds`."""
-    deadline = time.monotonic() + seconds
+def kill_children() -> None:
+    """Kill this process's children, and those that it adopts when they die, for at most 5 s."""
+    deadline = time.monotonic() + 5.0
     while (pids := children()) and time.monotonic() < deadline:
         for pid in pids:
             send_signal(pid, signal.SIGKILL)

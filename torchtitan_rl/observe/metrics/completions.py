@@ -75,20 +75,18 @@ def staleness_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     }
 
 
-def diversity_metrics(
-    groups: Sequence[Group[Episode]], max_tokens: int = DIVERSITY_TOKENS
-) -> dict[str, Metric]:
+def diversity_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     """`diversity/...`: how much a prompt's completions differ: distinct-1, distinct-2 and pairwise Jaccard distance.
 
     distinct-n is the number of different n-grams of sampled tokens in a group over its number of n-grams. No n-gram
     crosses the boundary of a completion. The Jaccard distance of two completions with token sets A and B is
     1 - |A & B| / |A | B|. macro: the mean over groups; micro: over all n-grams, or pairs, of all groups. Groups are
-    measured in order until `max_tokens` is reached, at least one.
+    measured in order until `DIVERSITY_TOKENS` is reached, at least one.
     """
     shares: dict[str, list[tuple[float, int]]] = {}  # (part, amount) of each group
     num_tokens = 0
     for group in groups:
-        if num_tokens and num_tokens >= max_tokens:
+        if num_tokens >= DIVERSITY_TOKENS:
             break
         completions = [episode.completion for episode in group.samples]
         sampled = [c.token_ids[c.loss_mask].astype(np.int64) for c in completions]
@@ -140,7 +138,7 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     }
     values = {
         "count": float(count),
-        "differing_prompts": _differing_prompts(groups),
+        "differing_prompts": fmean(map(_reads_other_prompts, groups)),
         "env_errors": float(sum(c.error is not None for c in conversations)),
         "tokens_of_contexts": context_tokens / count,
         "tokens_sampled": sampled / count,
@@ -155,10 +153,9 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     return metrics
 
 
-def _differing_prompts(groups: Sequence[Group[Episode]]) -> float:
-    """The share of groups with samples that read another prompt than the group's."""
-    differ = [any(e.completion.prompt is not None for e in group.samples) for group in groups]
-    return fmean(differ)
+def _reads_other_prompts(group: Group[Episode]) -> bool:
+    """Whether samples of the group read another prompt than the group's."""
+    return any(episode.completion.prompt is not None for episode in group.samples)
 
 
 def _total(completion: Completion, column: str) -> float | None:
