@@ -56,11 +56,6 @@ def reward_metrics(groups: Groups) -> dict[str, Metric]:
         scale = 1.0 if all_equal(shaped) else float(np.std(shaped))
         metrics |= describe("entropy_bonus", bonuses, ("mean", "std"))
         metrics["entropy_bonus/reward_std"] = same_everywhere(scale)
-        base, bonus = fmean(shaped), fmean(bonuses)
-        for name, reward in (("base", base), ("total", base + bonus)):
-            share = bonus / max(abs(reward), 1e-8)
-            metrics[f"entropy_bonus/reward_{name}"] = same_everywhere(reward)
-            metrics[f"entropy_bonus/fraction_of_{name}"] = same_everywhere(share)
     if shaped:
         metrics["reward/shaped_mean"] = same_everywhere(fmean(shaped))
     return metrics
