@@ -129,10 +129,9 @@ function example() {
     place = kind === chosen ? (place + 1) % lists.length : 0;
     chosen = kind;
     chips.forEach((chip, i) => chip.setAttribute('aria-pressed', String(kinds[i][0] === kind)));
-    const open = (row) => () => { leave(); ask(row); state.split = 'auto'; show('samples'); };
     replace(body, h('pre', { class: 'text asked' }, visible(question(lists[place][0])).trim()),
       h('div', { class: 'siblings' }, lists[place].map((row) => h('div', { class: 'sibling' },
-        h('div', { class: 'facts' }, h('button', { class: 'link', onclick: open(row) }, visible([cell(row, 'run'), `step ${cell(row, 'step')}`].filter(Boolean).join(', '))), verdictSign(cell(row, 'correct')), h('span', {}, 'reward ', h('b', {}, figure(cell(row, 'reward'))))),
+        h('div', { class: 'facts' }, sampleLink(row, visible([cell(row, 'run'), `step ${cell(row, 'step')}`].filter(Boolean).join(', '))), verdictSign(cell(row, 'correct')), h('span', {}, 'reward ', h('b', {}, figure(cell(row, 'reward'))))),
         h('pre', { class: 'text clamp' }, visible(lastSaid(row)) || h('em', {}, 'empty')), answerLine(row)))));
   };
   choose(...kinds[0]);

@@ -3,6 +3,7 @@
 const KINDS = { stuck: 'never right', solved: 'right from the first to the last', up: 'wrong at first, right at the end', down: 'right at first, wrong at the end', unstable: 'sometimes right' };
 
 const LISTED = 200; // prompts listed
+const cutNote = (shown) => shown.length > LISTED && h('p', { class: 'note' }, `The first ${LISTED} of ${shown.length.toLocaleString('en')}.`);
 const average = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 const rate = (value) => `${Number((100 * value).toFixed(1))} %`;
 /** Each prompt of a split that has stored samples of at least two steps, with its pass rate at its first and last step. */
@@ -27,11 +28,11 @@ function sideBySide(main) {
   const kinds = byJudgement();
   const again = () => { remember(); sideBySide(main); };
   const shown = kinds.filter(([kind]) => !kinds.some(([one]) => one === state.kind) || kind === state.kind).flatMap(([, lists]) => lists);
-  const answer = (row) => [verdictSign(cell(row, 'correct')), ' ', h('button', { class: 'link', onclick: () => { leave(); ask(row); state.split = 'auto'; show('samples'); } }, brief(lastSaid(row), 120) || 'empty')];
+  const answer = (row) => [verdictSign(cell(row, 'correct')), ' ', sampleLink(row, brief(lastSaid(row), 120) || 'empty')];
   replace(main, ...moreNotes(), section('Held-out prompts', kinds.length ? 'The last answer of each run, where runs differ first.' : 'No held-out prompt was answered by all runs.',
     h('div', { class: 'filters' }, choice('Judged', 'kind', [['', 'all'], ...kinds.map(([kind, lists]) => [kind, `${kind}: ${lists.length}`])], again)),
     table(['prompt', ...runs.map((one) => one.name)], shown.slice(0, LISTED).map((rows) => [distinguishing(rows[0], 90), ...rows.map(answer)]), { 'data-table': 'answers' }),
-    shown.length > LISTED && h('p', { class: 'note' }, `The first ${LISTED} of ${shown.length.toLocaleString('en')}.`)));
+    cutNote(shown)));
 }
 
 function promptsPage(main) {
@@ -50,8 +51,8 @@ function promptsPage(main) {
       const share = (name) => percent(average(rates.map((one) => one[name])));
       return section(split, `${plural(rates.length, 'prompt')} with stored samples of two steps or more: ${counts}. Right at the first step ${share('first')}, at the last ${share('last')}.`,
         table(['prompt', 'kind', 'first', 'last', 'all', 'samples', 'steps'], shown.slice(0, LISTED).map((one) => [
-          h('button', { class: 'link', onclick: () => { leave(); ask(one.row); state.tab = 'history'; show('samples'); } }, distinguishing(one.row, 90)),
+          sampleLink(one.row, distinguishing(one.row, 90), 'history'),
           h('span', { class: `badge ${{ stuck: 'bad', down: 'bad', up: 'good', solved: 'good' }[one.kind] || ''}` }, one.kind), rate(one.first), rate(one.last), rate(one.all), figure(one.samples), `${one.steps[0]} to ${one.steps.at(-1)}`]), { 'data-table': 'prompts' }),
-        shown.length > LISTED && h('p', { class: 'note' }, `The first ${LISTED} of ${shown.length.toLocaleString('en')}.`));
+        cutNote(shown));
     }));
 }

@@ -5,7 +5,7 @@ const BASIC = ['run', 'step', 'split', 'reward', 'correct', 'response_tokens', '
 const TITLES = { correct: 'right', response_tokens: 'tokens', finish_reason: 'end', prompt_idx: 'prompt no.', sample_idx: 'sample no.' };
 const TEXTS = ['prompt', 'response', 'answer', 'expected_answer'];
 
-const distinct = (name) => [...new Set(cells(name))].filter((value) => value !== null && value !== undefined).sort();
+const distinct = (name) => [...new Set(cells(name))].filter((value) => !none(value)).sort();
 
 /** The rows that pass every filter, sorted. Rows without a value come last in both directions. */
 function chosenRows() {
@@ -84,6 +84,8 @@ function samples(main) {
 /** Says that the sample of a link is not here, and how to get it. */
 const missing = () => h('p', { role: 'alert' }, 'The sample of this link, ', h('b', {}, visible(state.open)), ', is not in this page. ',
   data.left ? 'It may not fit: write the page with a larger --size.' : 'Write the page again if the run has gone on since. A run stores the selected samples and the greedy evaluation; metrics.keep_all_rows stores every sample.');
+/** A button of another page that leads to a sample, in one of its tabs. Back leads to that page again. */
+const sampleLink = (row, title, tab = state.tab) => h('button', { class: 'link', onclick: () => { leave(); ask(row); Object.assign(state, { split: 'auto', tab }); show('samples'); } }, title);
 /** Opens a sample for the reader: Back leads to the one before. */
 function visit(detail, row) {
   if (row !== opened) leave();
@@ -141,7 +143,7 @@ function listCell(row, name) {
   if (name === 'correct') return verdictSign(value);
   if (name === 'prompt') return h('bdi', {}, distinguishing(row, 110));
   if (name === 'response') return h('bdi', {}, brief(lastSaid(row), 110));
-  return typeof value === 'number' ? figure(value) : value === null || value === undefined ? '–' : brief(figure(value), 60);
+  return typeof value === 'number' ? figure(value) : none(value) ? '–' : brief(figure(value), 60);
 }
 function verdictSign(value) {
   if (value === true) return h('span', { class: 'sign right', title: 'right' }, '✓');
