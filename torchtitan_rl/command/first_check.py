@@ -27,7 +27,5 @@ def check_at_once(config: "RunConfig") -> None:
     check_start(config)
     for reference in config.grader.rewards:
         load_reward(reference)
-    with redirect_stdout(
-        io.StringIO()
-    ):  # what it says of the rows is said again when they are read
+    with redirect_stdout(io.StringIO()):  # it is said again when the rows are read
         config.task.check_files()

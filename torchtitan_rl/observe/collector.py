@@ -59,10 +59,11 @@ class Collection:
 
     def distributions(self) -> dict[str, np.ndarray]:
         """The finite values of each key recorded with Reduce.DISTRIBUTION, or a sample of them: float64 [n], n > 0."""
-        numbers = {
-            key: s.numbers() for key, s in self.series.items() if isinstance(s, Distribution)
+        return {
+            key: series.numbers
+            for key, series in self.series.items()
+            if isinstance(series, Distribution) and len(series.numbers)
         }
-        return {key: values for key, values in numbers.items() if len(values)}
 
 
 class Collector(Listener):

@@ -53,11 +53,8 @@ def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> None:
         unfinished.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
         unfinished.replace(file)
     except OSError as error:
-        with suppress(OSError):
-            for rest in (
-                unfinished,
-                file,
-            ):  # an earlier evaluation's file would pass for this one's
+        with suppress(OSError):  # an earlier evaluation's file would pass for this one's
+            for rest in (unfinished, file):
                 rest.unlink(missing_ok=True)
         logger.warning(f"{file} is not written: {error}; the run continues without it")
 

@@ -38,10 +38,9 @@ class LineFile:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError:
-            with suppress(OSError):  # the write's error is the one to report
-                os.ftruncate(
-                    self._file, self.size
-                )  # a partial batch would hide the batches after it
+            # A partial batch would hide the batches after it. The write's error is the one to report.
+            with suppress(OSError):
+                os.ftruncate(self._file, self.size)
             raise
         self.size += len(batch)
 

@@ -127,7 +127,9 @@ class Distribution(Series):
 
     def __init__(self, reduction: Reduce) -> None:
         super().__init__(reduction)
-        self._values = self._priorities = np.empty(0)  # float64 [n] each
+        self.numbers = np.empty(0)
+        """The finite values, or the sample of them: float64 [n]."""
+        self._priorities = np.empty(0)  # [n]
         self._random = np.random.default_rng(0)
 
     def append(self, value: np.ndarray | Tensor, weight: float = 1.0) -> None:
@@ -140,23 +142,19 @@ class Distribution(Series):
 
     def merge(self, other: "Distribution") -> None:
         self.non_finite += other.non_finite
-        self._add(other._values, other._priorities)
+        self._add(other.numbers, other._priorities)
 
     def values(self, key: str) -> dict[str, float]:
         """Quantiles by name, and the count of non-finite values."""
-        if not len(self._values):
+        if not len(self.numbers):
             return self._non_finite(key)
-        quantiles = np.quantile(self._values, list(QUANTILES.values())).tolist()
+        quantiles = np.quantile(self.numbers, list(QUANTILES.values())).tolist()
         named = zip(QUANTILES, quantiles, strict=True)
         return {f"{key}/{name}": q for name, q in named} | self._non_finite(key)
 
-    def numbers(self) -> np.ndarray:
-        """The finite values, or the sample of them: float64 [n]."""
-        return self._values
-
     def _add(self, values: np.ndarray, priorities: np.ndarray) -> None:
-        self._values = np.concatenate([self._values, values])
+        self.numbers = np.concatenate([self.numbers, values])
         self._priorities = np.concatenate([self._priorities, priorities])
-        if len(self._values) > MAX_SAMPLE:
+        if len(self.numbers) > MAX_SAMPLE:
             kept = np.argpartition(self._priorities, MAX_SAMPLE)[:MAX_SAMPLE]
-            self._values, self._priorities = self._values[kept], self._priorities[kept]
+            self.numbers, self._priorities = self.numbers[kept], self._priorities[kept]

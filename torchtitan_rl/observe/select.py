@@ -13,7 +13,7 @@ from typing import Any
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.references import load_function
 from torchtitan_rl.observe.sample_rows import Row, as_score, score_of
-from torchtitan_rl.observe.tokens import TOKENS
+from torchtitan_rl.observe.tokens import without_tokens
 
 UNSCORED_SHOWN = 2
 """Rows without a usable score to show in each step, unless the config has its own "unscored:k"."""
@@ -193,7 +193,7 @@ class Selection:
                     continue
                 row = self._complete(row)
                 if not reason:
-                    row = _without_tokens(row)
+                    row = without_tokens(row)
                     reason = "" if keeps else SIBLING
                 stored.append({**row, "select_reason": reason})
         return stored
@@ -246,12 +246,7 @@ def is_shown(row: Row) -> bool:
 
 def shown(rows: Sequence[Row]) -> list[Row]:
     """The stored rows that selectors have chosen, without their tokens."""
-    return [_without_tokens(row) for row in rows if is_shown(row)]
-
-
-def _without_tokens(row: Row) -> Row:
-    """The row without its tokens, which only the store keeps, and only for shown rows."""
-    return {column: cell for column, cell in row.items() if column != TOKENS}
+    return [without_tokens(row) for row in rows if is_shown(row)]
 
 
 def _digest(text: str) -> bytes:

@@ -98,8 +98,13 @@ def with_written_tokens(row: dict[str, Any], decode: Decode | None) -> dict[str,
     if not isinstance(payload, TokenPayload):
         return row
     tokens = payload.written(decode) if decode else None
-    rest = {column: cell for column, cell in row.items() if column != TOKENS}
+    rest = without_tokens(row)
     return rest if tokens is None else {**rest, TOKENS: tokens}
+
+
+def without_tokens(row: dict[str, Any]) -> dict[str, Any]:
+    """The row without its tokens, which only the store keeps, and only for shown rows."""
+    return {column: cell for column, cell in row.items() if column != TOKENS}
 
 
 def _spread(sampled: "FloatArray", mask: "BoolArray", digits: int) -> list[float | None]:

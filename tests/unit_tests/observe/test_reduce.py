@@ -76,9 +76,9 @@ def distribution(*arrays):
 
 def test_a_distribution_is_exact_up_to_its_cap_and_a_repeatable_sample_of_bounded_size_above_it():
     values = np.arange(MAX_SAMPLE, dtype=float)
-    assert sorted(distribution(*np.split(values, 8)).numbers()) == values.tolist()
+    assert sorted(distribution(*np.split(values, 8)).numbers) == values.tolist()
     many = np.split(np.arange(50.0 * MAX_SAMPLE), 100)
-    sample, again = distribution(*many).numbers(), distribution(*many).numbers()
+    sample, again = distribution(*many).numbers, distribution(*many).numbers
     assert len(sample) == len(set(sample)) == MAX_SAMPLE
     assert np.array_equal(sample, again)
 
@@ -87,4 +87,4 @@ def test_a_sampled_distribution_of_uneven_ranks_is_that_of_the_pooled_values():
     small, large = distribution(np.zeros(MAX_SAMPLE * 2)), distribution(*np.ones((60, MAX_SAMPLE // 10)))
     small.merge(large)
     share = 6 / (6 + 2)
-    assert small.numbers().mean() == pytest.approx(share, abs=0.02), "large is three quarters of all values"
+    assert small.numbers.mean() == pytest.approx(share, abs=0.02), "large is three quarters of all values"
