@@ -65,11 +65,6 @@ def test_special_tokens_inside_a_sample_are_visible(stored, token_ids, text, sho
     assert row["response"] == shown
 
 
-def test_only_shown_rows_have_tokens(stored):
-    rows = stored(group(0, sample(0, 1.0), sample(1, 2.0)), keep_all_rows=True)
-    assert [(row["sample_idx"], "tokens" in row) for row in rows] == [(1, True), (0, False)]
-
-
 def test_multi_token_character_is_shown_at_its_last_token():
     payload = TokenPayload(sample(token_ids=(5, 9, 10, 9)), False)
     assert payload.written(decode)["text"] == ["4", "", "é", "\ufffd"]

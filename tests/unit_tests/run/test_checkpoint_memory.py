@@ -19,13 +19,13 @@ from torchtitan_rl.trainer.model_loader import meta_model
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 
-def sharded_model(seed=0):
+def sharded_model():
     model = meta_model(tiny_spec())
     for layer in model.layers.values():
         fully_shard(layer)
     fully_shard(model)
     model.to_empty(device="cpu")
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     for p in model.parameters():
         torch.nn.init.normal_(p)
     return model
@@ -48,14 +48,6 @@ def test_the_state_is_the_sharded_parameters_themselves():
     assert bytes_beside(state, model) == 0
     assert all(isinstance(t, DTensor) for t in state.values())
     assert sum(t.numel() for t in state.values()) == sum(p.numel() for p in model.parameters())
-
-
-def test_saved_and_loaded_into_another_model_in_place(tmp_path):
-    first, second = sharded_model(0), sharded_model(1)
-    dcp.save(policy_state(first), checkpoint_id=str(tmp_path))
-    dcp.load(policy_state(second), checkpoint_id=str(tmp_path))
-    for a, b in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(local(a), local(b))
 
 
 def test_export_reads_the_stored_policy_block_by_block(tmp_path):
