@@ -37,6 +37,8 @@ class _Trace:
 
     tools: list[dict[str, Any]]
     history: list[Message] = field(default_factory=list)
+    broken: bool = False
+    """Whether the agent cannot use the policy's last turn in it, and has not gone on from there."""
 
 
 @typed
@@ -127,13 +129,14 @@ class AgentEnvironment(FittedEnvironment):
         self._texts[_key(repeated)] = spoken
         self._reply(reply)
         wrong = sum(not self._is_usable(call) for call in calls)
+        trace.broken = wrong > 0 or not spoken.strip()
         columns = {"tool_calls": len(calls), "tool_errors": wrong} if trace.tools else {}
         try:
             follows = self._listen()
         except AgentFailed:
-            if not wrong and spoken.strip():
+            if not any(trace.broken for trace in self._traces):
                 raise
-            columns["tool_errors"] = max(wrong, 1)
+            columns["tool_errors"] = max(wrong, int(trace.broken))
             self._has_ended = True
             posted = self._session.outcome.reward
             reward = self._broken_call_reward if posted is None else posted
@@ -190,6 +193,7 @@ class AgentEnvironment(FittedEnvironment):
             self._current = max(continued, key=lambda i: (len(self._traces[i].history), i))
             answers = [self._as_rendered(message, names) for message in additions[self._current]]
             self._traces[self._current].history = request.messages
+            self._traces[self._current].broken = False
             return Turn(messages=answers, trace=self._current)
         lengths = [common(trace.history, request.messages) for trace in self._traces]
         parent = max(
@@ -202,6 +206,8 @@ class AgentEnvironment(FittedEnvironment):
                 reason = additions[parent]
             if lengths[parent] == 0:
                 reason = "began with other messages"
+            else:
+                self._traces[parent].broken = False
         context = [self._as_rendered(message, names) for message in request.messages]
         self._traces.append(_Trace(request.tools, request.messages))
         self._current = len(self._traces) - 1

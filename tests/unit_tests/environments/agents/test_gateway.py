@@ -301,6 +301,27 @@ def test_a_tools_pattern_that_takes_for_ever_is_not_waited_for():
     assert time.monotonic() - began < 30
 
 
+def test_an_answered_title_does_not_hide_the_broken_turn_for_which_an_agent_fails():
+    title, call = {"messages": [{"role": "user", "content": "Give a title."}]}, {"messages": [USER], "tools": [TOOL]}
+
+    def failing(*requests):
+        async def agent(task, **address):
+            await asks(*requests)(task, **address)
+            raise RuntimeError("the model misbehaved")
+
+        return agent
+
+    with Policy(failing(call, title)) as policy:
+        assert policy.say("<tool_call>{broken</tool_call>").columns["tool_errors"] == 1
+        turn = policy.say("A product")
+        assert (turn.finish_reason, turn.reward, turn.columns) == ("broken_call", 0.0, {"tool_errors": 0})
+    rewritten = {"messages": [USER, {"role": "user", "content": "That was no call."}], "tools": [TOOL]}
+    with Policy(failing(call, rewritten)) as policy:
+        policy.say("<tool_call>{broken</tool_call>")
+        with pytest.raises(AgentError, match="the model misbehaved"):
+            policy.say("12")
+
+
 def test_equivalent_forms_of_the_same_history_are_accepted():
     def again(message):
         [call] = message["tool_calls"]
