@@ -58,7 +58,7 @@ AGENTS = {
     "codex": CodingAgent(
         "npm @openai/codex@0.171.0",
         """codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox -m policy \
---disable multi_agent -c web_search=disabled -c model_provider=run \
+-c model_provider=run \
 -c "model_providers.run={name='run', base_url='$OPENAI_BASE_URL', env_key='OPENAI_API_KEY', wire_api='responses'}" "$QUESTION" """,
         call("exec_command", '{"cmd": "echo done > answer.txt"}'),
     ),
@@ -133,13 +133,13 @@ class Writer:
         return Sampled(index, ids, [-0.5] * len(ids), text, "stop")
 
 
-def agent_of(venvs: Path, name: str) -> AgentEnvironment:
+def agent_of(venvs: Path, name: str, question: str = QUESTION) -> AgentEnvironment:
     """The agent as a command. Its environment has the packages' programs first."""
     agent = AGENTS[name]
     bins = [venvs / name / "node_modules/.bin", venvs / name / "bin", venvs / "node22/node_modules/.bin"]
     path = ":".join([*map(str, bins), "/usr/local/bin:/usr/bin:/bin"])
-    env = {"PATH": path, "QUESTION": QUESTION, "PYTHONPATH": str(HERE), "LANG": "C.UTF-8", **agent.env}
-    return AgentEnvironment(["bash", "-c", agent.command], task=QUESTION, env=env, role="tool")
+    env = {"PATH": path, "QUESTION": question, "PYTHONPATH": str(HERE), "LANG": "C.UTF-8", **agent.env}
+    return AgentEnvironment(["bash", "-c", agent.command], task=question, env=env, role="tool")
 
 
 def play(venvs: Path, name: str, made) -> tuple[list[Conversation], Writer]:

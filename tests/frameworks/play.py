@@ -63,6 +63,16 @@ FRAMEWORKS = {
     "@openai/agents, chat": Framework(
         "agents_node", "@openai/agents", "js_agents.mjs", env={"API": "chat_completions"}
     ),
+    "chatlas": Framework("chatlas", "chatlas", "chatlas_agent.py"),
+    "chatlas, responses": Framework("chatlas", "chatlas", "chatlas_agent.py", env={"API": "responses"}),
+    "atomic-agents": Framework("atomic", "atomic-agents", "atomic_agent.py"),
+    "google-adk": Framework("adk", "google-adk", "adk_agent.py"),
+    "agent-framework": Framework("msaf", "agent-framework-core", "ms_agent.py"),
+    "agent-framework, chat": Framework("msaf", "agent-framework-core", "ms_agent.py", env={"API": "chat"}),
+    "@mastra/core": Framework("mastra", "@mastra/core", "mastra_agent.mjs"),
+    "@voltagent/core": Framework("volt", "@voltagent/core", "volt_agent.mjs"),
+    "AI SDK 7": Framework("ai7", "ai", "ai_sdk.mjs"),
+    "AI SDK 7, responses": Framework("ai7", "ai", "ai_sdk.mjs", env={"AI_SDK_API": "responses"}),
 }
 
 
