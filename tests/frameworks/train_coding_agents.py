@@ -1,7 +1,7 @@
 """Train a step with a coding agent of `coding_agents.AGENTS`: the real agent, engine and trainer.
 
     .venv/bin/python -m tests.frameworks.train_coding_agents POLICY     # a small random policy
-    ./run_train.sh --config tests/frameworks/train_coding_agents.py:step --task.venvs VENVS --task.agent pi --hf-assets-path POLICY
+    ./run_train.sh --config tests/frameworks/train_coding_agents.py:step --task.path VENVS --task.agent pi --hf-assets-path POLICY
 
 VENVS is as in `coding_agents`. The reward is the share of vowels in what the policy says: it differs between samples.
 """
@@ -30,7 +30,7 @@ TEMPLATE = (
 class CodingAgents(Task):
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
-        venvs: str = ""
+        path: str = ""
         agent: str = "mini"
 
     def train_example(self, index, *, seed):
@@ -41,7 +41,7 @@ class CodingAgents(Task):
         return [self.train_example(10_000 + n, seed=0) for n in range(num)]
 
     def environment(self, prompt):
-        return agent_of(Path(self.config.venvs).resolve(), self.config.agent, prompt.messages[0]["content"])
+        return agent_of(Path(self.config.path).resolve(), self.config.agent, prompt.messages[0]["content"])
 
     def reward_functions(self):
         return (vowels,)
