@@ -188,6 +188,7 @@ def test_agent_runs_its_commands_in_the_sandbox(tmp_path):
 
 DOCKER = """#!/bin/bash
 printf '%s\\n' "$(printf '%q ' "$@")" >> "$0.log"
+[[ "$*" == *"$FAILS"* && $FAILS ]] && echo why && exit 1
 case $1 in build) echo sha256:1;; run) echo container;; exec) [[ "$*" == *"cat reward.json"* ]] && echo 1;; esac; exit 0
 """
 
@@ -203,21 +204,26 @@ def test_docker_gets_these_commands(tmp_path, monkeypatch):
     with closing(open_sandbox(tmp_path / "task", SandboxConfig())) as sandbox:
         assert sandbox.bash("ls") == "(no output)"
         sandbox.reward()
-    chosen_engine.cache_clear()
     lines = (tmp_path / "docker.log").read_text().splitlines()
-    assert lines[:3] == [
+    assert lines[:4] == [
         "ps ",
         f"build --quiet {tmp_path}/task/environment ",
         "run --detach --rm --init --memory=512m --memory-swap=512m --cpus=1 --pids-limit=256 --network=none --env=A=b\\ c "
-        "sha256:1 sh -c mkdir\\ -p\\ /logs/agent\\ /logs/verifier\\ /logs/artifacts\\;\\ sleep\\ 21600 ",
+        "sha256:1 sleep 21600 ",
+        "exec container mkdir -p /logs/agent /logs/verifier /logs/artifacts /work ",
     ]
-    assert lines[3].startswith(
+    assert lines[4].startswith(
         "exec --interactive --workdir=/work container bash -c timeout\\ -k\\ 1\\ 60\\ bash\\ -c\\ ls"
     )
     assert [line for line in lines if "test.sh" in line][0].startswith(
         "exec --interactive --workdir=/work --env=X=1 container"
     )
     assert lines[-1] == "rm --force container "
+    monkeypatch.setenv("FAILS", "exec container mkdir")
+    with pytest.raises(LeftOut, match=r"whose folders were not made \(why\)"):
+        open_sandbox(tmp_path / "task", SandboxConfig())
+    assert (tmp_path / "docker.log").read_text().splitlines()[-1] == "rm --force container "  # none is left running
+    chosen_engine.cache_clear()
 
 
 def test_no_sandbox_and_no_tasks_are_told_at_once(tmp_path, monkeypatch):

@@ -213,11 +213,16 @@ class Container(Sandbox):
         run = split(
             f"{engine} run --detach --rm --init {limits} {'' if is_open else '--network=none'}"
         )
-        run += [*_assigned("--env=", task.variables("environment")), image]
-        started = _run([*run, "sh", "-c", f"{_LOGS}; sleep 21600"], OWN_SECONDS)
-        self._id = _check(started, f"for which {engine} run failed")
-        if environment.is_dir() and not (environment / "Dockerfile").exists():
-            self.put(environment, ".")
+        run += [*_assigned("--env=", task.variables("environment")), image, "sleep", "21600"]
+        self._id = _check(_run(run, OWN_SECONDS), f"for which {engine} run failed")
+        try:
+            make = [engine, "exec", self._id, *split(_LOGS), workdir or "/"]
+            _check(_run(make, OWN_SECONDS), "whose folders were not made")
+            if environment.is_dir() and not (environment / "Dockerfile").exists():
+                self.put(environment, ".")
+        except BaseException:
+            self.close()
+            raise
 
     def command(self, seconds: float, variables: Mapping[str, str]) -> list[str]:
         options = [*self._workdir, *_assigned("--env=", variables)]
