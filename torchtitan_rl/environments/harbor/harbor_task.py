@@ -25,7 +25,7 @@ from torchtitan_rl.fields.references import from_caller
 from torchtitan_rl.types import Prompt
 
 _REQUESTS = {
-    "user": "Write a shell command in a block that begins with ```bash. You then read what it prints. When all is done, write no block.",
+    "user": "Answer with a shell command in a ```bash block. You then read what it prints. When all is done, write no block.",
     "tool": "Use the tool bash. When all is done, answer without a call.",
 }
 
