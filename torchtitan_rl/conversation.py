@@ -131,6 +131,8 @@ class Conversation:
     num_sampled: int = 0
     last: Sampled | None = None
     """The policy's most recent turn."""
+    waits: bool = False
+    """Whether an environment has yet to answer that turn."""
     grammar: str | None = None
     """That of the policy's next turn: see `Answer`."""
     turns: list[TurnRecord] = field(default_factory=list)
@@ -194,6 +196,7 @@ class Conversation:
             self.trace.remember(sampled.records, read)
         self.num_sampled += len(sampled.token_ids)
         self.last = sampled
+        self.waits = self.in_turns and sampled.finish_reason is not None
         if not self.in_turns:
             self.finish_reason = sampled.finish_reason
 
@@ -210,6 +213,7 @@ class Conversation:
         elif answer.prompt is not None:
             self.prompt = answer.prompt
             self.in_turns = True
+        self.waits = False
         self.grammar = answer.grammar
         self.finish_reason = answer.end
         self.error = answer.error

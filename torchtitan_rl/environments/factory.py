@@ -17,7 +17,7 @@ from torchtitan_rl.data.turns import Environment
 from torchtitan_rl.environments.checks import ROLES, described
 from torchtitan_rl.environments.conversations_config import ConversationsConfig
 from torchtitan_rl.environments.fitted import FittedEnvironment
-from torchtitan_rl.environments.pool import EnvironmentPool
+from torchtitan_rl.environments.pool import EnvironmentPool, Left
 from torchtitan_rl.environments.threads import resolve
 from torchtitan_rl.environments.tools import ToolEnvironment
 from torchtitan_rl.environments.vllm_parsers import call_parser
@@ -67,6 +67,8 @@ class Conversations(Configurable):
             for name, tools in schemas.items()
         }
         self.may_answer = any(map(may_answer, members.values()))
+        self._left: dict[Conversation, Left] = {}
+        """The environments of conversations between two steps."""
 
     def _environment(self, prompt: Prompt, seed: int) -> Environment | None:
         """A new environment. Raises UserError, which names the task, if the task raises or returns anything else."""
@@ -137,15 +139,23 @@ class Conversations(Configurable):
         self,
         conversations: Sequence[Conversation],
         make_grammar: Callable[..., str] | None = None,
+        *,
+        limits: ConversationsConfig | None = None,
     ) -> EnvironmentPool:
-        """Returns a pool that makes an environment for each conversation that has one; the first ones are under way.
+        """Returns a pool with the environments that an earlier one has left of these conversations. It makes one for each
+        conversation without a turn that has one; the first ones are under way.
 
         Args:
             make_grammar: see `FittedEnvironment.fit`.
+            limits: in place of the run's.
         """
-        pool = EnvironmentPool(self.config)
-        for index, conversation in enumerate(conversations):
-            if may_answer(self._members[conversation.prompt.task]):
+        pool = EnvironmentPool(limits or self.config, self._left)
+        left_first = sorted(enumerate(conversations), key=lambda one: one[1] not in self._left)
+        for index, conversation in left_first:
+            is_new = conversation.last is None and conversation.finish_reason is None
+            if conversation in self._left:
+                pool.take(index, conversation)
+            elif is_new and may_answer(self._members[conversation.prompt.task]):
                 template = self._templates[conversation.prompt.task]
                 if conversation.prompt.tools:
                     template = template.with_tools(conversation.prompt.tools)
@@ -153,3 +163,7 @@ class Conversations(Configurable):
                     index, conversation, partial(self._fitted, conversation, make_grammar), template
                 )
         return pool
+
+    def close(self) -> None:
+        """Closes the environments that are left."""
+        self.start(list(self._left)).close()

@@ -214,17 +214,22 @@ class _Call(NamedTuple):
         return self.future.exception() if self.future.done() else _Overdue()
 
 
+Left = tuple[EnvironmentSession, _Call | None, float]
+"""An open environment between two steps, its call under way, and when it was left, in `time.monotonic()` seconds."""
+
+
 class EnvironmentPool:
     """Runs environments, each in its own thread, and collects their answers. `index` is the conversation's in the call.
 
     At most `max_open` environments are open at once. The next one is made when another has been closed.
     """
 
-    def __init__(self, limits: ConversationsConfig) -> None:
-        self._limits = limits
+    def __init__(self, limits: ConversationsConfig, left: dict[Conversation, Left]) -> None:
+        """`left`: where `leave` puts the open environments, and `take` finds them."""
+        self._limits, self._left = limits, left
         self._call_seconds = limits.call_seconds or math.inf
         self._has_warned = False
-        self.indices: list[int] = []
+        self.indices: set[int] = set()
         """Conversations that were added."""
         self._waiting: deque[tuple[int, Conversation, Make, ChatTemplate]] = deque()
         self._sessions: dict[int, EnvironmentSession] = {}
@@ -238,9 +243,32 @@ class EnvironmentPool:
         self, index: int, conversation: Conversation, make: Make, template: ChatTemplate
     ) -> None:
         """Adds a conversation. `make` is called in the conversation's thread, when there is room; then comes the reset."""
-        self.indices.append(index)
+        self.indices.add(index)
         self._waiting.append((index, conversation, make, template))
         self._open_waiting()
+
+    def take(self, index: int, conversation: Conversation) -> None:
+        """Adds a conversation that another pool has left. The time between the two counts for no limit."""
+        session, call, left_at = self._left.pop(conversation)
+        pause = time.monotonic() - left_at
+        session.ends_at += pause
+        self.indices.add(index)
+        self._sessions[index] = session
+        if call is not None:
+            self._calls[index] = call._replace(deadline=call.deadline + pause)
+        elif conversation.waits:  # after a resume
+            self.step_async(index)
+        if conversation.in_turns:
+            self._first.setdefault(conversation.prompt.prompt_idx, conversation.prompt)
+
+    def leave(self) -> None:
+        """Takes the open environments out of the pool, for a pool that takes them."""
+        for index, session in list(self._sessions.items()):
+            call = self._calls.get(index)
+            if call is None or not call.is_close:
+                self._calls.pop(index, None)
+                del self._sessions[index]
+                self._left[session.conversation] = (session, call, time.monotonic())
 
     def step_async(self, index: int) -> None:
         """Starts the environment's step on the policy's last turn."""
@@ -308,7 +336,7 @@ class EnvironmentPool:
     def _answer(self, index: int, call: _Call) -> Answer:
         session, error = self._sessions[index], call.error()
         if error is None:
-            answer: Answer = call.future.result()
+            answer: Answer = call.future.result()._replace(conversation_idx=index)
             error = None if session.prompts_may_differ else self._differs(answer)
         if error is None:
             has_none = answer.turn is None and answer.prompt is None

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
     from torchtitan_rl.environments.factory import Conversations
+    from torchtitan_rl.environments.pool import EnvironmentPool
 
 T = TypeVar("T")
 
@@ -139,6 +140,7 @@ class Generator(Configurable):
         round: int = 0,
         sampling_config: SamplingConfig | None = None,
         seeded: bool = False,
+        carried: Mapping[int, list[Conversation]] | None = None,
     ) -> "SamplingRound":
         """Returns what `generate` with these arguments samples, before its first token. Sample it before the next
         call.
@@ -149,6 +151,7 @@ class Generator(Configurable):
             sampling_config: replaces the prompt's and the configured sampling, for evaluation.
             seeded: give each sample its own seed, which makes the tokens independent of the number of replicas. It is
                 slower.
+            carried: conversations of earlier steps that go on, by prompt_idx.
         """
         if self.policy_version < 0:
             raise RuntimeError(
@@ -161,12 +164,11 @@ class Generator(Configurable):
         np.random.seed(seed_of(self.replica) % 2**32)
         self.stats.begin()
         mine = prompts[self.replica :: self.num_replicas]
-        groups = [
-            self._conversations(
-                prompt, sampling_config or prompt.sampling or self.sampling, seed_of
-            )
-            for prompt in mine
-        ]
+        groups: list[list[Conversation]] = []
+        for prompt in mine:
+            sampling = sampling_config or prompt.sampling or self.sampling
+            before = (carried or {}).get(prompt.prompt_idx)
+            groups.append(before or self._conversations(prompt, sampling, seed_of))
 
         def seed_of_turn(conversation: Conversation) -> int:
             return seed_of(
@@ -250,7 +252,10 @@ class Generator(Configurable):
         return self.llm.apply_model(function)[0]
 
     def close(self) -> None:
-        """Stop the engine. Must run before the process group is destroyed, or vLLM's teardown raises."""
+        """Close the environments that are left and stop the engine. Must run before the process group is destroyed, or vLLM's
+        teardown raises."""
+        if self.environments is not None:
+            self.environments.close()
         stop_engine(self.llm)
 
 
@@ -269,22 +274,28 @@ class SamplingRound:
         self.prompts = prompts
         self.groups = groups
         """Each prompt's conversations. A conversation that has tokens already goes on after them."""
-        self._conversations = list(chain.from_iterable(groups))
         self._generator, self._engine, self._seeded = generator, engine, seeded
+        self._environments: EnvironmentPool | None = None
+
+    @property
+    def _conversations(self) -> list[Conversation]:
+        return list(chain.from_iterable(self.groups))
 
     def whole_groups(self) -> Iterator[Group[Completion]]:
         """Sample all conversations. Yields each group when its last conversation has ended."""
         if not self.groups:
             return
         generator, factory = self._generator, self._generator.environments
+        conversations = self._conversations
         is_first = generator.rank_in_replica == 0  # calls the environments and records statistics
         pool = nullcontext()
         if factory is not None and is_first:
-            pool = closing(factory.start(self._conversations, generator.make_grammar))
+            pool = closing(factory.start(conversations, generator.make_grammar))
         try:
             with closing(self._engine), pool as environments:
+                self._environments = environments
                 ended = roll_out(
-                    self._conversations,
+                    conversations,
                     self._engine,
                     environments,
                     generator.share,
@@ -297,9 +308,19 @@ class SamplingRound:
                 record_metrics(generator.stats.metrics())
 
     def cut(self) -> None:
-        """Take every unfinished turn out of the engine. The conversations keep the tokens sampled so far."""
+        """Take every unfinished turn out of the engine. The conversations keep the tokens sampled so far, and their
+        environments stay open for a round that has the same conversations."""
+        factory, environments = self._generator.environments, self._environments
+        conversations = self._conversations
+        if factory is not None and factory.config.wait_for_answers:
+            for answer in self._generator.share(
+                environments.answers(wait=False, all=True) if environments else ()
+            ):
+                conversations[answer.conversation_idx].append_answer(answer)
         for turn in self._engine.take_back():
-            self._conversations[turn.conversation_idx].append_turn(turn)
+            conversations[turn.conversation_idx].append_turn(turn)
+        if environments is not None:
+            environments.leave()
 
     def _as_they_end(self, ended: Iterator[int]) -> Iterator[Group[Completion]]:
         groups = [group for group in self.groups for _ in group]  # of each conversation

@@ -26,7 +26,8 @@ def roll_out(
 ) -> Iterator[int]:
     """Sample all conversations to their end. Yields the index of each when it ends.
 
-    A conversation without an environment ends with its first turn. One that has ended in an earlier step comes first.
+    A conversation without an environment ends with its first turn. One that has ended in an earlier step comes first. The
+    caller may stop at any of them: each other conversation is then in the engine, waits for its environment, or has ended.
 
     Args:
         environments: the running environments on the engine's first rank; None on other ranks and without environments.
@@ -37,26 +38,30 @@ def roll_out(
     in_turns: Collection[int] = share(environments.indices if environments else ())
     # Without environments all requests are added at once, so the batch's draws are repeatable and cost less than seeds.
     seeded = seeded or bool(in_turns)
+    asked = 0
     for index, conversation in enumerate(conversations):
-        if index not in in_turns and conversation.finish_reason is None:
+        if index in in_turns and (conversation.waits or not conversation.in_turns):
+            asked += 1
+        elif conversation.finish_reason is None:
             engine.add(index, conversation, seeded=seeded)
     yield from [
         index
         for index, conversation in enumerate(conversations)
         if conversation.finish_reason is not None
     ]
-    asked = len(in_turns)
     while engine.busy or asked:
         turns = engine.step() if engine.busy else []
-        for sampled in turns:  # all are appended before one is yielded: the caller may stop
-            conversations[sampled.conversation_idx].append_turn(sampled)
-        for index in (sampled.conversation_idx for sampled in turns):
-            if conversations[index].in_turns:
-                asked += 1
-                if environments is not None:
-                    environments.step_async(index)
-            else:
-                yield index
+        over: list[int] = []
+        for sampled in turns:
+            index = sampled.conversation_idx
+            conversations[index].append_turn(sampled)
+            if not conversations[index].in_turns:
+                over.append(index)
+                continue
+            asked += 1
+            if environments is not None:
+                environments.step_async(index)
+        yield from over
         if not asked:
             continue
         with timed("generate/environments"):
@@ -70,5 +75,4 @@ def roll_out(
                 engine.add(
                     answer.conversation_idx, conversations[answer.conversation_idx], seeded=seeded
                 )
-            else:
-                yield answer.conversation_idx
+        yield from [answer.conversation_idx for answer in answers if answer.end is not None]
