@@ -69,6 +69,8 @@ class TraceTokens:
     loss_mask: list[bool] = field(default_factory=list)
     records: RecordArray | None = None
     """What the engine recorded at the prompt's tokens, of the first trace, and at these."""
+    versions: list[int] = field(default_factory=list)
+    """The policy version of the tokens from earlier steps. The other tokens are of this step."""
 
     def append(
         self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_sampled: bool
@@ -126,8 +128,6 @@ class Conversation:
     traces: list[TraceTokens] = field(default_factory=lambda: [TraceTokens()])
     current: int = 0
     """Index of the trace in which the policy's last turn was sampled, or its next one will be."""
-    versions: list[int] = field(default_factory=list)
-    """The policy version of the tokens from earlier steps. The other tokens are of this step."""
     num_sampled: int = 0
     last: Sampled | None = None
     """The policy's most recent turn."""
@@ -144,6 +144,12 @@ class Conversation:
     def trace(self) -> TraceTokens:
         """The current trace."""
         return self.traces[self.current]
+
+    @property
+    def begun(self) -> Sampled | None:
+        """The turn that the policy has begun in an earlier step and goes on with."""
+        is_begun = self.last is not None and self.last.finish_reason is None
+        return self.last if is_begun else None
 
     @property
     def context(self) -> list[int]:
@@ -166,7 +172,8 @@ class Conversation:
             used += len(self.prompt.token_ids)
         left_to_sample = self.sampling.max_tokens - self.num_sampled
         left_in_trace = self.most_tokens - used
-        room = min(left_to_sample, left_in_trace, self.most_in_turn)
+        left_in_turn = self.most_in_turn - len(self.begun.token_ids if self.begun else ())
+        room = min(left_to_sample, left_in_trace, left_in_turn)
         if self.most_in_rollout is None:
             return room
         whole = len(self.prompt.token_ids) + more
@@ -189,13 +196,22 @@ class Conversation:
         return number, key, alike
 
     def append_turn(self, sampled: Sampled) -> None:
-        """Append a turn of the policy as it was sampled, or as far as it was: it then has no finish_reason."""
+        """Append a turn of the policy as it was sampled, or as far as it was: it then has no finish_reason, and the next one
+        goes on with it."""
+        begun = self.begun
         self.trace.append(sampled.token_ids, sampled.sampler_logprobs, is_sampled=True)
         if sampled.records is not None:
             read = len(self.context) - 1  # not the last token yet
             self.trace.remember(sampled.records, read)
         self.num_sampled += len(sampled.token_ids)
+        if begun is not None:
+            sampled = sampled._replace(
+                token_ids=[*begun.token_ids, *sampled.token_ids],
+                sampler_logprobs=[*begun.sampler_logprobs, *sampled.sampler_logprobs],
+            )
         self.last = sampled
+        if sampled.finish_reason is None and self.room() <= 0:  # a limit is lower after a resume
+            self.last = sampled = sampled._replace(finish_reason="length")
         self.waits = self.in_turns and sampled.finish_reason is not None
         if not self.in_turns:
             self.finish_reason = sampled.finish_reason
@@ -218,12 +234,10 @@ class Conversation:
         self.finish_reason = answer.end
         self.error = answer.error
 
-    def all_versions(self, newest: int) -> list[int]:
-        """Returns the policy version of every token, if the `newest` sampled those of this step."""
-        num_tokens = 0
+    def end_step(self, policy_version: int) -> None:
+        """Note the policy version of this step's tokens, before those of the next."""
         for trace in self.traces:
-            num_tokens += len(trace.token_ids)
-        return self.versions + [newest] * (num_tokens - len(self.versions))
+            trace.versions += [policy_version] * (len(trace.token_ids) - len(trace.versions))
 
     def completion(self, policy_version: int, shared: Prompt | None = None) -> Completion:
         """Returns the whole conversation as a completion. Call it when the conversation is over.
@@ -237,9 +251,7 @@ class Conversation:
         text = self.last.text if self.last else ""
         if self.in_turns:
             text = "\n".join(turn.text for turn in self.turns)
-        token_versions = None
-        if self.versions:
-            token_versions = np.array(self.all_versions(policy_version), dtype=np.int32)  # [L]
+        versions: list[int] = []
         whole = TraceTokens()
         traces: list[Trace] = []
         recorded = [trace.records for trace in self.traces if trace.records is not None]
@@ -253,6 +265,9 @@ class Conversation:
             whole.token_ids += trace.token_ids
             whole.sampler_logprobs += trace.sampler_logprobs
             whole.loss_mask += trace.loss_mask
+            num_new = len(trace.token_ids) - len(trace.versions)
+            versions += trace.versions + [policy_version] * num_new
+        is_carried = any(trace.versions for trace in self.traces)
         return Completion(
             sample_idx=self.sample_idx,
             policy_version=policy_version,
@@ -265,6 +280,6 @@ class Conversation:
             traces=tuple(traces),
             prompt=own_prompt,
             error=self.error,
-            token_versions=token_versions,
+            token_versions=np.array(versions, dtype=np.int32) if is_carried else None,
             sampler_records=np.concatenate(records) if records else None,
         )

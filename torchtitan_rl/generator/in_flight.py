@@ -1,67 +1,26 @@
 """Sampling over several steps: a step ends when enough groups are whole, and the others go on after its update.
 
-A carried group keeps its tokens with their log-probabilities. Which groups make a step depends on tokens, never on time, and
-none is thrown away: a group that has reached the greatest age is waited for.
+A carried group keeps its tokens with their log-probabilities, and its environments. Which groups make a step depends on tokens
+and the environments' answers. None is thrown away: a group that has reached the greatest age is waited for.
 """
 
-import base64
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from torchtitan.config import Configurable
 
 from torchtitan_rl import comm
-from torchtitan_rl.conversation import Conversation, Sampled
+from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.events import record_metrics
+from torchtitan_rl.events import progress, record_metric, record_metrics
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.replay import Recorded, replay
 from torchtitan_rl.replicated import check_replicated
 from torchtitan_rl.types import Completion, Group, Metric, Prompt
-
-
-class Partial(NamedTuple):
-    """The tokens of an unfinished sample, or of a finished one whose group is not complete."""
-
-    turn: Sampled
-    """All of them; their text, if it does not go on."""
-    versions: list[int]
-    """The policy version that sampled each token."""
-
-    @classmethod
-    def of(cls, conversation: Conversation, newest: int) -> "Partial":
-        """The tokens so far, the new ones of which the policy version `newest` sampled."""
-        end, trace = conversation.finish_reason, conversation.trace
-        text = conversation.last.text if end and conversation.last else ""
-        turn = Sampled(-1, trace.token_ids, trace.sampler_logprobs, text, end, trace.records)
-        return cls(turn, conversation.all_versions(newest))
-
-    def as_json(self) -> list[Any]:
-        """The fields as JSON values: records as their shape and base64."""
-        _, token_ids, logprobs, text, end, records = self.turn
-        if records is not None:
-            records = [records.shape, base64.b64encode(records.tobytes()).decode()]
-        return [token_ids, logprobs, self.versions, end, text, records]
-
-    @classmethod
-    def from_json(cls, values: Sequence[Any]) -> "Partial":
-        """What `as_json` returned."""
-        token_ids, logprobs, versions, end, text, records = values
-        if records is not None:
-            shape, encoded = records
-            records = np.frombuffer(base64.b64decode(encoded), dtype=np.uint8).reshape(shape)
-        return cls(Sampled(-1, token_ids, logprobs, text, end, records), versions)
-
-    def go_on_in(self, conversation: Conversation) -> None:
-        """Give a new conversation these tokens. A limit that is lower now ends it."""
-        conversation.append_turn(self.turn)
-        conversation.versions = list(self.versions)
-        if conversation.finish_reason is None and conversation.room() <= 0:
-            conversation.finish_reason = "length"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,7 +30,7 @@ class Carried:
     prompt: Prompt
     since: int
     """The policy version of the group's first tokens."""
-    samples: list[Partial]
+    samples: list[Recorded]
 
 
 class GroupBudget:
@@ -109,6 +68,8 @@ class InFlight(Configurable):
         self._generator = generator
         self._stream = stream
         self._kept: list[Carried] = []
+        self._here: dict[int, list[Conversation]] = {}
+        """The conversations of this replica's carried groups, by prompt_idx. A resumed run has none at first."""
 
     @property
     def active(self) -> bool:
@@ -157,8 +118,9 @@ class InFlight(Configurable):
         if not self.active:
             yield from generator.generate(prompts, step=step, round=round)
             return
-        begun = generator.begin(prompts, step=step, round=round)
-        self._give_tokens(begun.groups)
+        begun = generator.begin(prompts, step=step, round=round, carried=self._here)
+        self._restore(begun.groups)
+        self._here = {}
         share = len(range(generator.replica, needed, generator.num_replicas))
         budget, taken = self._budget(begun.prompts, share), set()
         with closing(begun.whole_groups()) as whole:
@@ -173,13 +135,25 @@ class InFlight(Configurable):
             if prompt.prompt_idx not in taken:
                 self._keep(prompt, conversations)
 
-    def _give_tokens(self, groups: Sequence[Sequence[Conversation]]) -> None:
-        """Give the carried samples among `groups` their tokens. After a resume there may be more or fewer samples a group."""
+    def _restore(self, groups: Sequence[list[Conversation]]) -> None:
+        """Bring the carried samples among `groups` that are not here to where they were: after a resume, which may have more or
+        fewer samples a group."""
+        asked: list[tuple[list[Conversation], int, Recorded]] = []
         for group in groups:
-            carried = self.carried.get(group[0].prompt.prompt_idx)
-            samples = carried.samples if carried else ()
-            for partial, conversation in zip(samples, group, strict=False):
-                partial.go_on_in(conversation)
+            index = group[0].prompt.prompt_idx
+            is_resumed = index in self.carried and index not in self._here
+            samples = self.carried[index].samples if is_resumed else []
+            for i, sample in enumerate(samples[: len(group)]):
+                group[i].seed = sample.seed
+                if sample.prompt is None:
+                    sample.complete(group[i])
+                else:
+                    asked.append((group, i, sample))
+        num_new = replay(self._generator, asked) if asked else 0
+        if num_new and self._generator.rank_in_replica == 0:
+            record_metric("in_flight/begun_anew", float(num_new), "sum")
+            of_all = f"{num_new} of {len(asked)} conversations in flight"
+            progress(f"{of_all} begin anew: their environments answer otherwise now")
 
     def _budget(self, mine: Sequence[Prompt], size: int) -> GroupBudget:
         """Returns the quota of a replica that samples `mine`."""
@@ -193,7 +167,10 @@ class InFlight(Configurable):
         """Keep a group of this replica for the next step."""
         version = self._generator.policy_version
         before = self.carried.get(prompt.prompt_idx)
-        samples = [Partial.of(conversation, version) for conversation in conversations]
+        for conversation in conversations:
+            conversation.end_step(version)
+        samples = [Recorded.of(conversation) for conversation in conversations]
+        self._here[prompt.prompt_idx] = list(conversations)
         self._kept.append(
             Carried(prompt=prompt, since=before.since if before else version, samples=samples)
         )
@@ -206,11 +183,13 @@ class InFlight(Configurable):
             carried.prompt.prompt_idx: carried for carried in comm.all_gather_lists(kept)
         }
         samples = [sample for carried in self.carried.values() for sample in carried.samples]
+        waiting = sum(sample.waits for sample in samples)
         oldest = max((version - carried.since + 1 for carried in self.carried.values()), default=0)
         record_metrics(
             {
                 "in_flight/groups": Metric(float(len(self.carried)), "max"),
-                "in_flight/tokens": Metric(float(sum(len(s.versions) for s in samples)), "max"),
+                "in_flight/tokens": Metric(float(sum(s.num_tokens for s in samples)), "max"),
+                "in_flight/waiting": Metric(float(waiting), "max"),
                 "in_flight/oldest": Metric(float(oldest), "max"),
             }
         )
@@ -237,5 +216,5 @@ class InFlight(Configurable):
                     f"the checkpoint holds unfinished completions of training prompt {place}, whose text has changed. "
                     "Resume with the data that the run was started with."
                 )
-            partials = [Partial.from_json(sample) for sample in samples]
-            self.carried[int(index)] = Carried(prompt=prompt, since=since, samples=partials)
+            restored = [Recorded.from_json(sample) for sample in samples]
+            self.carried[int(index)] = Carried(prompt=prompt, since=since, samples=restored)

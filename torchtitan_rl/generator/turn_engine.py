@@ -108,7 +108,7 @@ class TurnEngine:
                 f"vLLM ended a turn with {turn.finish_reason!r}; expected {' or '.join(ends)}."
             )
         conversation = self._under_way.pop(output.request_id)
-        before = [] if conversation.in_turns else conversation.trace.token_ids  # of earlier steps
+        before = conversation.begun.token_ids if conversation.begun else ()
         return Sampled(
             conversation_idx=int(output.request_id),
             token_ids=turn.token_ids,

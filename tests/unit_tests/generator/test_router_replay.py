@@ -164,10 +164,10 @@ def test_carried_groups_keep_their_records_through_a_checkpoint_and_a_push(pair)
     for group in whole:
         partials = partials_of[group.prompt.prompt_idx]
         for partial, completion in zip(partials, group.samples, strict=True):
-            kept, records = len(partial.turn.records), completion.sampler_records
-            assert kept == len(group.prompt.token_ids) + len(partial.versions) - 1
+            kept, records = len(partial.traces[0].records), completion.sampler_records
+            assert kept == len(group.prompt.token_ids) + partial.num_tokens - 1
             went_on += kept < len(records) - 1
-            assert np.array_equal(records[:kept], partial.turn.records)
+            assert np.array_equal(records[:kept], partial.traces[0].records)
             assert (records[:-1] != NO_RECORD)[:, [0, -1]].all()
             assert (records[-1] == NO_RECORD).all()
     assert went_on
