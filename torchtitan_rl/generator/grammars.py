@@ -66,8 +66,11 @@ class Grammars:
     def compile_grammar(
         self, kind: Any, grammar: str, stop_token_ids: Collection[int] = ()
     ) -> GuidanceGrammar:
-        """Returns what a request starts with."""
-        matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=_LIMITS)
+        """Returns what a request starts with: after the tokens "begun" of a turn that goes on."""
+        rules = json.loads(grammar)
+        begun = rules.pop("begun", ())
+        matcher = LLMatcher(self.tokenizer, json.dumps(rules), log_level=0, limits=_LIMITS)
+        matcher.consume_tokens(list(begun))
         return GuidanceGrammar(matcher, self.tokenizer, self.vocab_size)
 
     def allocate_token_bitmask(self, rows: int) -> Tensor:

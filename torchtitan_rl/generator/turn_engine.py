@@ -1,5 +1,6 @@
 """Adapter to vLLM's engine in this process: requests can be added at any time, and turns are returned when they end."""
 
+import json
 from collections.abc import Callable, Set
 from typing import TYPE_CHECKING
 
@@ -56,15 +57,17 @@ class TurnEngine:
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        sampling = conversation.sampling
+        sampling, grammar = conversation.sampling, conversation.grammar
+        if grammar is not None and conversation.begun is not None:
+            begun = {"begun": conversation.begun.token_ids}
+            grammar = json.dumps(json.loads(grammar) | begun)
         params = SamplingParams(
             max_tokens=conversation.room(),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
-            structured_outputs=conversation.grammar
-            and StructuredOutputsParams(structural_tag=conversation.grammar),
+            structured_outputs=grammar and StructuredOutputsParams(structural_tag=grammar),
             seed=self._seed(conversation) if seeded else None,
             stop=sampling.stop,
             stop_token_ids=[*self._end_token_ids, *sampling.stop_token_ids],

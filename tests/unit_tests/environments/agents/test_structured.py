@@ -4,15 +4,18 @@ import contextlib
 import copy
 import json
 import time
+from itertools import count
 from typing import Literal
 
 import anthropic
 import jsonschema
+import numpy as np
 import openai
 import pydantic
 import pytest
 
 from tests.parts.conversations import TaskWith, prompts
+from tests.parts.stream import ListStream
 from tests.parts.talk import chat_tokenizer, save_talker
 from tests.parts.tiny import DIMENSIONS, members_of, sampled
 from tests.unit_tests.generator.test_kept_tokens import COUNTS, TEMPERATURE, gate_of, kept_sets, scores
@@ -23,6 +26,7 @@ from torchtitan_rl.environments.agents.settings import NotFollowed
 from torchtitan_rl.environments.factory import Conversations
 from torchtitan_rl.generator import grammars as engine_grammars
 from torchtitan_rl.generator.grammars import MOST_CHARACTERS, Grammars, call_form
+from torchtitan_rl.generator.in_flight import InFlight
 from torchtitan_rl.generator.patches import replace_grammar_backend
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.trainer.gate import LogprobGateError
@@ -74,12 +78,17 @@ def pair(one_rank, tmp_path_factory):
     pair.generator.close()
 
 
-def play(pair, agent, **sampling):
-    """Returns the batch and the samples of four agents' conversations."""
-    pair.generator.environments = Conversations.Config(max_turns=60, max_traces=60).build(
+def environments_of(pair, agent):
+    """A factory of environments with this agent."""
+    return Conversations.Config(max_turns=60, max_traces=60).build(
         members={"": TaskWith(lambda _: AgentEnvironment(agent, role="tool"))}, tokenizer=pair.generator.tokenizer,
         end_token_ids=pair.generator.end_token_ids, template_options={},
     )  # fmt: skip
+
+
+def play(pair, agent, **sampling):
+    """Returns the batch and the samples of four agents' conversations."""
+    pair.generator.environments = environments_of(pair, agent)
     config = SamplingConfig(**{"n": 4, "max_tokens": 3000, "temperature": TEMPERATURE, **sampling})
     [group] = sampled(pair.generator, prompts(pair.generator.tokenizer, 1), sampling_config=config)
     return pack(members_of([group]), normalizers=COUNTS, multiple=64), group.samples
@@ -147,6 +156,35 @@ def test_every_form_is_followed_and_trained_exactly(pair, top_k):
     batch.sampler_records = None
     with pytest.raises(LogprobGateError, match="a grammar"):
         gate_of(pair, batch)
+
+
+def test_turn_that_is_cut_by_an_update_goes_on_under_its_grammar(pair):
+    async def agent(task, *, base_url, api_key):
+        chat = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=None).chat.completions
+        for _ in range(2 + next(numbers) % 6):
+            assert (await chat.parse(model="x", messages=[USER], response_format=Move)).choices[0].message.parsed
+
+    generator, groups, version, numbers = pair.generator, [], pair.generator.policy_version, count()
+    generator.environments = environments_of(pair, agent)
+    stream = ListStream(prompts(generator.tokenizer, 12))
+    in_flight = InFlight.Config(prompts=6).build(generator=generator, stream=stream)
+    generator.sampling = SamplingConfig(n=2, max_tokens=3000, temperature=TEMPERATURE)
+    for step in range(3):
+        generator.policy_version = version + step
+        generator.llm.reset_prefix_cache()
+        with in_flight.step_groups(2, step=step) as whole:
+            groups += whole
+    generator.environments.close()
+    generator.policy_version = version
+    batch, cut = pack(members_of(groups), normalizers=COUNTS, multiple=64), 0
+    for sample in (sample for group in groups for sample in group.samples):
+        assert sample.finish_reason == "stop"
+        assert all(Move.model_validate_json(turn.text) for turn in sample.turns)
+        versions = np.full(len(sample.loss_mask), -1) if sample.token_versions is None else sample.token_versions
+        cut += ((np.diff(versions) > 0) & sample.loss_mask[:-1] & sample.loss_mask[1:]).any()
+    assert cut, "no turn was cut, so nothing was tested"
+    places = batch.loss_positions
+    assert (scores(pair, batch).logprobs[places] - batch.sampler_logprobs[places]).abs().max() < 2e-5
 
 
 def test_greedy_turns_follow_the_form(pair):
