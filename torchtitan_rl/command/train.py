@@ -184,6 +184,8 @@ def _carry_out(controller: "Controller", run_folder: Path) -> int:
         return 0
     except BaseException:
         controller.observer.close()  # the metrics recorded so far help to find the cause
+        if controller.generator.environments is not None:
+            controller.generator.environments.close()  # a command of theirs would outlive the run
         raise
 
 

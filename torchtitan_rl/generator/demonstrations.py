@@ -50,6 +50,7 @@ class NoEngine:
     """Stands for the generator in a run that samples nothing: each rank takes its share of the demonstrations."""
 
     rank_in_replica = 0
+    environments = None
 
     def __init__(self) -> None:
         self.replica, self.num_replicas = dist.get_rank(), dist.get_world_size()
