@@ -87,6 +87,7 @@ REPLAY = [
     "--generator.router-replay", "--in-flight.prompts", "12", "--num-prompts-per-step", "8", "--algorithm.old-logprobs",
     "sampler", "--evaluation.every", "0",
 ]  # fmt: skip
+TALK_IN_FLIGHT = ["--in-flight.prompts", "8", "--algorithm.old-logprobs", "sampler", "--evaluation.every", "0"]
 CARRIED = {"in_flight/carried_tokens_fraction": 0, "in_flight/groups": 7}
 TURNS = {"conversations/turns/max": 1}
 """Metrics that show that a run did what is tested, and what they exceed."""
@@ -343,6 +344,16 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             resumed(*IN_FLIGHT, steps=6), "groups in flight go on after a resume to the last bit", "in_flight", 1,
             [same_step(6, "straight", "resumed", above=CARRIED)],
+        ),
+        OverrideDefinitions(
+            resumed("--config", f"{TALK}:talk_traces", *TALK_IN_FLIGHT, steps=6),
+            "conversations of several traces in flight go on after a resume to the last bit", "conversations_in_flight", 1,
+            [same_step(6, "straight", "resumed", above=TURNS | {"in_flight/carried_tokens_fraction": 0})],
+        ),
+        OverrideDefinitions(
+            forked("--config", f"{TALK}:talk", *TALK_IN_FLIGHT, "--generator.tensor-parallel-degree", "2", steps=6),
+            "a fork's conversations in flight go on as the run's, with an engine on 2 ranks", "conversations_in_flight_tp2", 2,
+            [same_step(6, "straight", "fork", above=TURNS | {"in_flight/carried_tokens_fraction": 0})],
         ),
         OverrideDefinitions(
             forked(*IN_FLIGHT, steps=6),

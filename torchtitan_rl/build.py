@@ -406,7 +406,7 @@ def build_prompts(
         template_options=template_options(config.prompts),
         worker_pool=tool_workers,
     )
-    environments.check(held_out, in_flight=config.in_flight.prompts)
+    environments.check(held_out)
     return stream, held_out, environments
 
 

@@ -71,7 +71,7 @@ class EchoingConversations(Conversations):
 
     def __init__(self) -> None:
         self.config = self.Config()
-        self._members, self._templates = {"": Echoes()}, {"": self}
+        self._members, self._templates, self._left = {"": Echoes()}, {"": self}, {}
 
     def answer(self, messages: list[dict], last_token: int) -> list[int]:
         return [int(word) for word in messages[0]["content"].split()[:2]] + [99]

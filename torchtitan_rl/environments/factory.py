@@ -102,18 +102,8 @@ class Conversations(Configurable):
             )
         return environment
 
-    def check(self, prompts: Collection[Prompt], *, in_flight: int = 0) -> None:
-        """Opens an environment of each task that has them. Raises UserError if that fails, or for an unsuitable template.
-
-        Args:
-            in_flight: `in_flight.prompts`, which must be 0 for a task with environments.
-        """
-        for task in self._members.values():
-            expect(
-                not (in_flight and may_answer(task)), "in_flight.prompts", in_flight,
-                f"0 with conversations, as {type(task).__name__} has environments or tools, whose state is not carried from "
-                "step to step", "Leave it out.",
-            )  # fmt: skip
+    def check(self, prompts: Collection[Prompt]) -> None:
+        """Opens an environment of each task that has them. Raises UserError if that fails, or for an unsuitable template."""
         for prompt in {prompt.task: prompt for prompt in prompts}.values():
             environment = self._environment(prompt, seed=0)
             if environment is None:

@@ -75,11 +75,6 @@ def test_every_environment_is_closed_once_when_one_fails(talk):
     assert (Counted.open, len(Counted.closes)) == (0, 4)
 
 
-def test_in_flight_groups_with_conversations_are_refused(made):
-    with pytest.raises(UserError, match=r"in_flight.prompts = 24: expected 0 with conversations, as TaskWith"):
-        conversations(lambda prompt: Says("right"), made).check(prompts(made, 1), in_flight=24)
-
-
 @pytest.mark.parametrize("waits", [False, True])
 def test_at_most_max_open_environments_are_open_at_once(talk, waits):
     played, ended = talk(

@@ -17,6 +17,7 @@ from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS
 from tests.unit_tests.generator.test_in_flight import Run
 from torchtitan_rl.configs.toys.calculator_agent import openai_client
+from torchtitan_rl.conversation import Sampled
 from torchtitan_rl.environments import Context, Turn
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.sampling import SamplingConfig
@@ -69,7 +70,7 @@ def logprobs(model, prompt, completion) -> np.ndarray:
     return every[:-1].gather(1, ids[0, 1:, None])[len(prompt.token_ids) - 1 :, 0].numpy()
 
 
-def test_each_token_has_the_version_and_the_logprob_of_the_weights_that_sampled_it(run, generator, folder):
+def test_each_token_has_the_version_and_the_logprob_of_the_weights_that_sampled_it(run, generator, folder, made):
     """The first prompt's environment answers in the fourth step; turns of the others are cut by the updates."""
     start, rng = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
     weights = [{name: t + 0.02 * torch.randn(t.shape, generator=rng) for name, t in start.items()} for _ in range(6)]
@@ -98,7 +99,9 @@ def test_each_token_has_the_version_and_the_logprob_of_the_weights_that_sampled_
         versions_of.append(versions[one.loss_mask])
         own = np.array([scored[version][i][place] for place, version in enumerate(versions.tolist())])  # [L]
         assert np.abs(own - one.sampler_logprobs)[one.loss_mask].max() < 1e-4
-        assert [turn.num_tokens for turn in one.turns] == [len(part) for part in parts(one)]
+        said = [(len(part), made.decode(part, skip_special_tokens=True)) for part in parts(one)]
+        assert [(turn.num_tokens, turn.text) for turn in one.turns] == said
+        assert max(turn.num_tokens for turn in one.turns) <= 20
     [late] = [g for g in groups if g.prompt.text.startswith("<|user|>guess 0<") and g.prompt.stream_idx == 0]
     assert {tuple(dict.fromkeys(c.token_versions[c.loss_mask].tolist())) for c in late.samples} & {(0, 3), (0, 3, 4)}
     cut = [np.flatnonzero(np.diff(versions)).size for versions in versions_of]
@@ -125,16 +128,24 @@ def test_step_waits_for_the_environment_of_a_group_of_the_greatest_age(run):
 
 
 def test_limits_stand_still_between_two_steps(made):
-    factory = conversations(lambda prompt: Says("right"), made, time_limit_seconds=1, call_seconds=1)
-    [prompt] = prompts(made, 1)
+    class Opens(Says):
+        def reset(self):
+            opens.wait(60)
+            return ()
+
+    opens, [prompt] = threading.Event(), prompts(made, 1)
+    factory = conversations(lambda prompt: Opens("higher", "right"), made, time_limit_seconds=2, call_seconds=2)
     one = conversation(prompt)
     with closing(factory.start([one])) as pool:
         pool.leave()
-    time.sleep(1.1)
+    time.sleep(2.1)
     with closing(factory.start([one])) as pool:
-        [answer] = pool.answers(wait=True, all=False)
-    assert answer.end is None
-    factory.close()
+        opens.set()
+        one.append_answer(*pool.answers(wait=True, all=False))
+        one.append_turn(Sampled(0, [50, 51], [-1.0, -1.0], "x", "stop"))
+        pool.step_async(0)
+        one.append_answer(*pool.answers(wait=True, all=False))
+    assert (one.finish_reason, one.turns[0].messages[0]["content"]) == (None, "higher")
 
 
 def test_environments_that_are_left_are_closed_with_the_generator(run, generator):
@@ -150,12 +161,30 @@ def test_environments_that_are_left_are_closed_with_the_generator(run, generator
     assert all(len(one.closed) == 1 for one in made_ones)
 
 
+def test_step_of_whole_groups_alone_hears_the_first_messages_of_the_new_ones(run):
+    """Else it would depend on time what the next step and a checkpoint begin with."""
+    at_once = run(lambda prompt: Says("right"), max_turn_tokens=1, wait_for_answers=True)
+    at_once.step()
+    assert all(sample.finish_reason for carried in at_once.in_flight.carried.values() for sample in carried.samples)
+    at_once.step()
+    assert all(sample.prompt for carried in at_once.in_flight.carried.values() for sample in carried.samples)
+
+
 class Dice(Says):
     """Answers by its seed, and by what it heard; now and then with a new context."""
+
+    lock, open, most = threading.Lock(), 0, 0
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.seed = seed
+        with self.lock:
+            Dice.open += 1
+            Dice.most = max(Dice.most, Dice.open)
+
+    def close(self, finish_reason):
+        with self.lock:
+            Dice.open -= 1
 
     def reset(self):
         return said("a number").messages
@@ -192,6 +221,8 @@ def resumed(one: Run, other: Run) -> Run:
 
 @pytest.mark.parametrize("most_open", [512, 5])
 def test_checkpoint_with_conversations_in_flight_resumes_bitwise(run, monkeypatch, most_open):
+    monkeypatch.setattr(Dice, "most", 0)
+
     def seeded(self, prompt, *, seed):
         return Dice(seed)
 
@@ -209,7 +240,23 @@ def test_checkpoint_with_conversations_in_flight_resumes_bitwise(run, monkeypatc
     one.generator.environments.close()
     found = [facts(other.step()) for _ in range(3)]
     assert found == expected
+    assert Dice.most <= most_open
     assert any(row[6] for rows in expected for row in rows)
+
+
+def test_unanswered_turn_is_asked_again_after_a_resume(run):
+    opens = threading.Event()
+    one = run(lambda prompt: Gate(opens, "right") if "guess 0<" in prompt.text else Says("right"))
+    one.step()
+    waiting = one.in_flight.carried[0].samples
+    assert any(sample.waits for sample in waiting)
+    other = resumed(one, Run(one.generator, one.generator.tokenizer, prompts=6, needed=3, sampling=one.sampling))
+    opens.set()
+    [late] = [group for _ in range(3) for group in other.step() if group.prompt.stream_idx == 0]
+    for sample, recorded in zip(late.samples, waiting, strict=True):
+        [turn] = sample.turns
+        assert turn.messages[0]["content"] == "right"
+        assert sample.token_ids.tolist()[: recorded.num_tokens] == recorded.traces[0].token_ids
 
 
 def test_conversation_whose_environment_answers_otherwise_after_a_resume_begins_anew(run, capsys):
