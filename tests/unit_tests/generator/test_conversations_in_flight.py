@@ -296,3 +296,12 @@ def test_agents_over_http_are_carried_and_replayed(run, waits):
     other_goes_on = facts(other.step())
     if waits:
         assert other_goes_on == one_goes_on
+
+
+def test_the_limit_of_a_turn_counts_what_an_update_has_cut(made):
+    [prompt] = prompts(made, 1)
+    one = conversation(prompt, most_in_turn=5, in_turns=True)
+    one.append_turn(Sampled(-1, [5, 6, 7], [0.0] * 3, "", None))
+    assert one.room() == 2
+    one.append_turn(Sampled(-1, [8, 9], [0.0] * 2, "a b", "length"))
+    assert one.last.token_ids == [5, 6, 7, 8, 9]
