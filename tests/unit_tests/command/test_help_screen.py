@@ -24,7 +24,7 @@ def test_help_is_one_screen_of_80_by_24(shown):
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("  --sampling.n 5  ") for line in lines)
-    assert any(line.endswith("where there is no GPU:") == device.ON_CPU for line in lines if "values" in line)
+    assert any(line.endswith("where there is no GPU:") == device.FOR_CPU for line in lines if "values" in line)
 
 
 def test_help_of_rows_has_the_fields_of_the_data_and_cuts_no_value(shown):

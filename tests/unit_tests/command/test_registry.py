@@ -13,7 +13,7 @@ from torchtitan_rl.validation import longest_sequence
 def test_a_task_is_sized_for_the_machine(name, monkeypatch):
     sizes = []
     for on_cpu in (True, False):
-        monkeypatch.setattr(device, "ON_CPU", on_cpu)
+        monkeypatch.setattr(device, "FOR_CPU", on_cpu)
         config = load_config(name)
         lengths = (config.sampling.max_tokens, longest_sequence(config) - config.prompts.max_prompt_tokens)
         sizes.append((config.num_prompts_per_step, *lengths))

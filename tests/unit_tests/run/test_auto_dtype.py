@@ -20,7 +20,7 @@ from torchtitan_rl.run import auto_dtype
 def test_auto_follows_the_machine(monkeypatch, on_cpu, capability, isa, expected):
     config = debug()
     config.generator.dtype = config.trainer.mixed_precision_param = "auto"
-    monkeypatch.setattr(auto_dtype, "ON_CPU", on_cpu)
+    monkeypatch.setattr(auto_dtype, "FOR_CPU", on_cpu)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True})
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
     assert auto_dtype.set_dtypes(config).startswith(f"dtype auto: {expected}")

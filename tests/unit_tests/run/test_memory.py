@@ -24,8 +24,8 @@ H100 = int(79.2 * GIB)
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch):
     """Configs are sized for a GPU."""
-    monkeypatch.setattr(device, "ON_CPU", False)
-    monkeypatch.setattr(auto_dtype, "ON_CPU", False)
+    monkeypatch.setattr(device, "FOR_CPU", False)
+    monkeypatch.setattr(auto_dtype, "FOR_CPU", False)
 
 
 def sized(size, *, rank=0):
