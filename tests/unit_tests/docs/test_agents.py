@@ -59,6 +59,19 @@ def load_environment(words):
 """
 
 
+ENDLESS = """
+import itertools, verifiers.v1 as vf
+
+__all__ = ["Numbers"]
+
+class Numbers(vf.Taskset[vf.Task, vf.TasksetConfig]):
+    INFINITE = True
+
+    def load(self):
+        return (vf.Task(vf.TaskData(prompt=str(number))) for number in itertools.count())
+"""
+
+
 def by_name(name, venv, **arguments):
     """The config `verifiers` with an environment of a venv that an environment variable names."""
     config = load_config("verifiers")
@@ -79,6 +92,16 @@ def test_taskset_of_verifiers_is_played_by_its_name(monkeypatch):
         assert prompt.messages == [{"role": "user", "content": f"Spell {word} backwards."}]
         assert (scored.reward, scored.correct, scored.completion.finish_reason) == (reward, None, "stop")
         assert scored.completion.turns[-1].columns == {"letters": 6.0, "backwards": reward}
+
+
+def test_taskset_without_end_gives_as_many_rows_as_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    config = by_name("endless", "VERIFIERS_VENV")
+    config.task.rows = 3
+    task = config.task.build()
+    assert [task.train_example(index, seed=0).text for index in range(2)] == ["0", "1"]
+    assert [example.text for example in task.held_out_examples(9)] == ["2"]
 
 
 def test_package_with_load_environment_is_played_by_its_name(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.agents.protocol import AgentFailed
 from torchtitan_rl.errors import expect
 from torchtitan_rl.events import heartbeat
+from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.references import from_caller
 
 if TYPE_CHECKING:
@@ -38,10 +39,15 @@ class Verifiers(Task):
         python: str = ""
         """The Python in which it is installed, such as my_venv/bin/python. Empty: the run's own."""
 
+        rows: int = number(1000, least=1)
+        """Rows that are read of a taskset without end."""
+
     def __init__(self, config: Config) -> None:
         folder = Path(tempfile.mkdtemp(prefix="environment-"))  # the process removes it at its end
         self._socket, self._log = folder / "socket", folder / "log"
-        arguments = json.dumps([str(self._socket), config.name, _read_arguments(config.args)])
+        arguments = json.dumps(
+            [str(self._socket), config.name, _read_arguments(config.args), config.rows]
+        )
         python = from_caller(config.python) if "/" in config.python else config.python
         server = str(Path(__file__).with_name("server.py"))
         with self._log.open("wb") as log:

@@ -12,14 +12,11 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-NUM_ROWS = 1000
-"""Rows that are read of a taskset without end."""
-
 
 class Taskset:
     """An environment of verifiers 0.4. The arguments are the options that verifiers' command line has after --env."""
 
-    def __init__(self, name, args):
+    def __init__(self, name, args, num_rows):
         from verifiers.v1.configs.agent import AgentConfig
         from verifiers.v1.utils import loaders
 
@@ -32,7 +29,7 @@ class Taskset:
         args["taskset"] = args.get("taskset", {}) | {"id": name}
         self._environment = loaders.load_environment(config.model_validate(args))
         tasks, self.serving = self._environment.taskset, self._environment.serving
-        self.splits = [[*itertools.islice(tasks, None if tasks.bounded else NUM_ROWS)], []]
+        self.splits = [[*itertools.islice(tasks, None if tasks.bounded else num_rows)], []]
 
     def messages(self, task):
         opening = {"system": task.data.system_prompt, "user": task.data.prompt_text}
@@ -56,7 +53,7 @@ class Package:
 
     serving = AsyncExitStack
 
-    def __init__(self, name, args):
+    def __init__(self, name, args, _):
         from verifiers import load_environment
 
         self._environment = load_environment(name, **args)
@@ -77,11 +74,11 @@ class Package:
         return {"reward": output["reward"], "columns": output["metrics"]}
 
 
-async def serve(path, name, args, printed):
+async def serve(path, name, args, num_rows, printed):
     import verifiers
 
     kind = Package if hasattr(verifiers, "load_environment") else Taskset
-    environment, numbers = kind(name, args), itertools.count()
+    environment, numbers = kind(name, args, num_rows), itertools.count()
     rows = list(itertools.chain(*environment.splits))
 
     async def play(reader, writer):
