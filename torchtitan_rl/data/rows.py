@@ -126,7 +126,12 @@ class Rows(Task):
         self._train = self._part(reader)
         self._held_out = self._held_out_parts()
         there = f"rows for training and held-out rows, but: {self._train.describe('for training')}"
-        expect(len(self._train.kept) > 0, "task.path", config.path, there, _REMEDY)
+        remedy = _REMEDY
+        if reader.demonstrates and not reader.completion_column:
+            remedy = (
+                f"Name the column to learn with --task.completion-column: one of {reader.columns}."
+            )
+        expect(len(self._train.kept) > 0, "task.path", config.path, there, remedy)
 
     def table(self, path: str, *, split: str, field: str) -> Table:
         """Returns the rows of a path that the config's `field` names. Override it to read others than `load_table`."""

@@ -173,3 +173,10 @@ def test_a_function_demonstrates_any_task_by_seed_and_place(tokenizer):
     prompt = build(0).at(3)
     assert prompt.demonstration.text.removesuffix("<|endoftext|>").endswith(f"[ANSWER] {prompt.expected_answer}")
     assert build(0).held_out(1)[0].demonstration.text == build(1).held_out(1)[0].demonstration.text
+
+
+def test_rows_without_a_column_to_learn_name_the_option_and_their_columns(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"{i} + 2?", "answer": f"{i + 2}"}) for i in range(3)))
+    with pytest.raises(UserError, match=r"--task.completion-column: one of \['prompt', 'answer'\]"):
+        Rows.Config(path=str(path), demonstrations="last", held_out_share=0.4).build()
