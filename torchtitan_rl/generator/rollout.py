@@ -44,11 +44,7 @@ def roll_out(
             asked += 1
         elif conversation.finish_reason is None:
             engine.add(index, conversation, seeded=seeded)
-    yield from [
-        index
-        for index, conversation in enumerate(conversations)
-        if conversation.finish_reason is not None
-    ]
+    yield from [i for i, one in enumerate(conversations) if one.finish_reason is not None]
     while engine.busy or asked:
         turns = engine.step() if engine.busy else []
         over: list[int] = []
