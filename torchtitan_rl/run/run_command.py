@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.fields.references import CALLER_FOLDER
+from torchtitan_rl.run.secrets import HIDDEN
 
 _OWN = ("--dump-folder", "--resume", "--eval-only")
 """Options that say where a run is written, how it begins, and that it does not train."""
@@ -19,7 +20,7 @@ def options_of_run(folder: str, replaced: Sequence[str] = ()) -> list[str]:
         replaced: options that are given anew; the run's of the same names are left out.
 
     Raises:
-        UserError: if the folder holds no run that a command line started.
+        UserError: if the folder holds no run that a command line started, or a secret is left, which is not stored.
     """
     config = Path(folder, "config.json").resolve()
     try:
@@ -33,8 +34,11 @@ def options_of_run(folder: str, replaced: Sequence[str] = ()) -> list[str]:
     remedy = "A script's run has evaluations of its own: see evaluation.every."
     expect(by_command, "RUN", folder, "a run that a command line started", remedy)
     os.environ[CALLER_FOLDER] = start
-    left_out = {*_OWN, *map(_name, replaced)}
-    return [*_without(options, left_out), "--dump-folder", str(config.parent)]
+    kept = _without(options, {*_OWN, *map(_name, replaced)})
+    hidden = next((word for word in kept if HIDDEN in word), "")
+    remedy = "Give its option again, with the secret."
+    expect(not hidden, "RUN", folder, f"options without secrets, but it has {hidden}", remedy)
+    return [*kept, "--dump-folder", str(config.parent)]
 
 
 def _without(options: Sequence[str], names: set[str]) -> list[str]:

@@ -201,3 +201,14 @@ def test_evaluate_names_a_folder_without_a_command_s_run(tmp_path, stored):
         (tmp_path / "config.json").write_text(json.dumps(stored))
     with pytest.raises(UserError, match="RUN = .* expected a"):
         run_command.options_of_run(str(tmp_path))
+
+
+def test_evaluate_asks_for_a_secret_that_the_run_s_folder_does_not_have(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", "/here")
+    options = ["--grader.rewards", "mine.py:judge(api_key='***')", "--config", "rows"]
+    stored = {"command": ["/x/command/train.py", *options], "folder_of_command": "/there"}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(UserError, match=r"it has mine.py:judge\(api_key='\*\*\*'\). Give its option again"):
+        run_command.options_of_run(str(tmp_path))
+    given = run_command.options_of_run(str(tmp_path), ["--grader.rewards", "mine.py:judge(api_key='k')"])
+    assert given == ["--config", "rows", "--dump-folder", str(tmp_path)]
