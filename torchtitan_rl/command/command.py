@@ -37,6 +37,9 @@ from torchtitan_rl.text import visible
 QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run", "--preview"}
 """Options of `train` that one process answers, without a launcher."""
 
+PLANS = {"-h", "--help", "--print-config", "--dry-run"}
+"""Those that may be about other GPUs than this machine's."""
+
 _GPUS = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 
 LAUNCHER = "torchtitan_rl.run.launch"
@@ -154,10 +157,14 @@ def training(arguments: Sequence[str]) -> list[str]:
 
 
 def _plan_for_gpus(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with the 8x80 of `--dry-run 8x80` taken out, for which it sets ranks and memory: 8 GPUs of 80 GB."""
+    """Returns the arguments with the 8x80 after a question taken out, for which it sets ranks and memory: 8 GPUs of 80 GB."""
     rest = list(arguments)
     for place, word in enumerate(rest[:-1], start=1):
-        if word in ("--dry-run", "--dry_run") and (gpus := _GPUS.fullmatch(rest[place])):
+        if word.replace("_", "-") in PLANS and (gpus := _GPUS.fullmatch(rest[place])):
+            for variable in ("NGPU", "NNODES"):
+                value, expected = os.environ.get(variable), f"nothing beside {word} {gpus[0]}"
+                remedy = "It plans for the GPUs of all nodes: 16x80 is two of eight."
+                expect(not value, variable, value, expected, remedy)
             os.environ["WORLD_SIZE"], os.environ["TORCHTITAN_RL_PLANNED_GIB"] = gpus.groups()
             del rest[place]
             break

@@ -70,5 +70,6 @@ def show_help(command: str, description: str, config: "RunConfig", *, every_fiel
     print(
         "\n--help all: every field; --print-config: the whole config as JSON;\n"
         "--config NAME or FILE.py:FUNCTION: another config; --list-configs: the names;\n"
-        "--dry-run: what a run would do (8x80: on 8 GPUs of 80 GB); --preview: answers."
+        "--dry-run: what a run would do; --preview: answers; after --help,\n"
+        "--print-config or --dry-run, 8x80: on 8 GPUs of 80 GB."
     )

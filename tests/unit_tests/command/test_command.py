@@ -166,6 +166,18 @@ def test_a_question_is_answered_by_one_process_that_knows_the_number_of_ranks(no
     )  # spinning threads make a warm start a third longer beside other work
 
 
+@pytest.mark.parametrize("question", ["--help", "--print-config", "--dry-run", "--dry_run"])
+def test_a_question_may_be_about_other_gpus_all_nodes_together(node, monkeypatch, question):
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOG_RANK", "OMP_WAIT_POLICY", "TORCHTITAN_RL_PLANNED_GIB"):
+        monkeypatch.setenv(name, "")  # so that what the command sets is undone
+    node()
+    assert command.training([question, "16x80"]) == ["torchtitan_rl.command.train", question]
+    assert (os.environ["WORLD_SIZE"], os.environ["TORCHTITAN_RL_PLANNED_GIB"]) == ("16", "80")
+    node(NNODES="2")
+    with pytest.raises(UserError, match=f"NNODES = '2': expected nothing beside {question} 16x80"):
+        command.training([question, "16x80"])
+
+
 def test_a_wrong_flag_is_said_once_before_any_process_starts_and_ends_with_2(tmp_path):
     result = run("train", "--config", "debug", "--no-such-field", "3", folder=tmp_path)
     assert result.returncode == 2
