@@ -1,10 +1,12 @@
 """A step from 1 to 1,024 H100 by parts, each with its best layout (docs/performance.md, "Scaling, on paper").
 
     python -m scripts.bench.scaling 8B --completion-tokens 2048 --sequences 4096 --prompt-tokens 256
+    python -m scripts.bench.scaling 32B --lora-rank 32 --gpus 8 --engine 4 --fsdp 8    # or a layout that you chose
 
 A part is the larger of what the GPUs need and what the host needs, plus the communication that computation cannot hide. Every
 constant is a data sheet's, or was measured, and says where. The collectives' calls and bytes were those of runs
-on gloo with 2 and 4 ranks. The lengths are log-normal with the mean --completion-tokens.
+on gloo with 2 and 4 ranks. The lengths are log-normal with the mean --completion-tokens. With LoRA the base is in bfloat16 and has no
+gradients; what the adapters' own products take, in the engine and in an update, is not counted.
 """
 
 import argparse
@@ -17,6 +19,8 @@ from torchtitan.protocols.model_spec import ModelSpec
 from scripts.make_random_checkpoint import qwen3
 from torchtitan_rl import device  # noqa: F401  (before torchtitan)
 from torchtitan_rl.models.hf_config import hf_architecture
+from torchtitan_rl.models.lora.adapters import Lora
+from torchtitan_rl.models.lora.lora_config import LoraConfig, is_adapter
 from torchtitan_rl.trainer.model_loader import meta_model
 
 HOST_MS = (0.2, 0.045)
@@ -81,24 +85,42 @@ class Model(NamedTuple):
     head: int
     kv_bytes: int
     """Bytes of one token's keys and values."""
+    width: int
+    """Values of a token between two layers."""
+    trained: int
+    """Parameters that an optimizer updates: all, or LoRA's adapters, which the others do not count."""
     tensors: int
+    """Those of a push."""
+
+    @property
+    def lora(self) -> bool:
+        """Whether adapters alone are trained."""
+        return self.trained < self.parameters
 
     @property
     def parameters(self) -> int:
         return self.layers * self.layer + sum(self.outer)
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> "Model":
-        """Returns the sizes of a model, without its weights."""
+    def of(cls, spec: ModelSpec, *, lora_rank: int = 0) -> "Model":
+        """Returns the sizes of a model, without its weights; with a rank, of one whose adapters alone are trained."""
         shape, units = hf_architecture(spec.model), units_of(spec)
-        names = sum(1 for _ in meta_model(spec).named_parameters())
+        # q, k, v and gate, up are fused here and apart in a push
+        trained = [parameter.numel() for parameter in meta_model(spec).parameters()]
+        tensors = len(trained) + 4 * shape["num_hidden_layers"]
+        if lora_rank:
+            adapted = meta_model(spec, Lora(LoraConfig(rank=lora_rank))).named_parameters()
+            trained = [parameter.numel() for name, parameter in adapted if is_adapter(name)]
+            tensors = len(trained)
         return cls(
             layers=shape["num_hidden_layers"],
             layer=units.layers[0],
             outer=units.outer,
             head=shape["vocab_size"] * shape["hidden_size"],
             kv_bytes=4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"],
-            tensors=names + 4 * shape["num_hidden_layers"],  # q, k, v and gate, up are fused here and apart in a push
+            width=shape["hidden_size"],
+            trained=sum(trained),
+            tensors=tensors,
         )
 
 
@@ -171,6 +193,8 @@ class Layout(NamedTuple):
     """FSDP ranks; the rest are replicas."""
     engine: int
     """GPUs of one engine."""
+    tp: int = 1
+    """The trainer's tensor-parallel degree."""
 
 
 def decode_seconds(lengths: np.ndarray, *, prompt: int, model: Model, engine: int, machine: Machine) -> float:
@@ -248,30 +272,39 @@ def step_seconds(
         decoded = engines_seconds(work, model, engines=engines, engine=layout.engine, machine=machine)
     tokens = float((work.lengths + work.prompt).sum()) / layout.gpus
     scored = float(work.lengths.sum()) / layout.gpus
-    passes = 1 + work.backward * (2 + work.checkpointing)
+    back = work.backward * (1 if model.lora else 2)  # a frozen matrix has the gradient of its input alone
+    passes = 1 + back + work.backward * work.checkpointing
     inner = model.layers * model.layer
     attended = float((work.lengths + work.prompt).mean()) / 2
     width = model.kv_bytes / 4 / model.layers  # keys' width of a layer; queries have at most 8 times as many
     flops = passes * (2 * inner * tokens + 4 * 4 * width * model.layers * attended * tokens)
-    flops += (1 + 2 * work.backward) * 2 * model.head * scored
-    microbatches = max(1, -(-int(tokens) // work.microbatch))
+    flops += (1 + back) * 2 * model.head * scored
+    microbatches = max(1, -(-int(tokens * layout.tp) // work.microbatch))
     forward = work.forward_operators or model.layers * OPERATORS_OF_LAYER + HEAD_OPERATORS
     compute = max(flops / machine.flops / MATRIX_SHARE, microbatches * passes * forward * LAUNCH_S)
-    replicas = layout.gpus // layout.shards
+    ranks = layout.shards * layout.tp
+    replicas = layout.gpus // ranks
     units = Units((model.layer,) * model.layers, model.outer)
     traffic = update_traffic(units, shards=layout.shards, replicas=replicas, microbatches=microbatches, width=2)
-    inside = sum(one.bytes for kind, one in traffic.items() if kind != "all_reduce") / rate(layout.shards, machine)
-    between = 2 * traffic["all_reduce"].bytes / machine.network if replicas > 1 else 0.0
-    pushed = push_traffic(units, embedding=model.head, shards=layout.shards, width=2)
-    gathered = sum(one.bytes for one in pushed.values()) / rate(layout.shards, machine)
-    checkpoint = (
-        12 * model.parameters / min(STORAGE, 2e9 * max(1, layout.shards // machine.gpus_of_node)) / work.interval
-    )
+    if model.lora:
+        traffic |= {
+            kind: Traffic(one.calls, 4 * microbatches * model.trained)
+            for kind, one in traffic.items()
+            if kind != "all_gather"
+        }
+    inside = sum(one.bytes for kind, one in traffic.items() if kind != "all_reduce") / layout.tp / rate(ranks, machine)
+    between = 2 * traffic["all_reduce"].bytes / layout.tp / machine.network if replicas > 1 else 0.0
+    # Tensor parallelism gathers and reduces a layer's activations twice each in a pass, and nothing hides it.
+    exchanged = 4 * model.layers * passes * 2 * model.width * tokens * (layout.tp - 1) / rate(layout.tp, machine)
+    pushed = push_traffic(units, embedding=model.head, shards=ranks, width=2)
+    sent = 2 * model.trained if model.lora else sum(one.bytes for one in pushed.values())
+    gathered = sent / rate(ranks, machine)
+    checkpoint = 12 * model.trained / min(STORAGE, 2e9 * max(1, ranks // machine.gpus_of_node)) / work.interval
     seconds = {
         "decode": float(np.mean(decoded)),
         "straggler": max(decoded) - float(np.mean(decoded)),
         "update": compute,
-        "gathers": max(0.0, inside + between - compute),
+        "gathers": max(0.0, inside + between - compute) + exchanged,
         "push": PUSH_S + PUSH_S_OF_TENSOR * model.tensors + gathered,
         "checkpoint": checkpoint,
     }
@@ -281,23 +314,29 @@ def step_seconds(
     return seconds
 
 
-def layouts(gpus: int, model: Model, machine: Machine) -> list[Layout]:
-    """Returns the layouts whose engine and float32 state fit: 16 bytes a parameter over the shards, and an engine in 40 % of a GPU."""
+def layouts(
+    gpus: int, model: Model, machine: Machine, *, engine: int = 0, shards: int = 0, tp: int = 1
+) -> list[Layout]:
+    """Returns the layouts, of 0 any, whose engine and state fit: an engine in 40 % of a GPU, and over the FSDP x TP ranks 16 bytes of each
+    trained parameter and 2 of each of LoRA's base."""
+    state = 16 * model.trained + 2 * model.parameters * model.lora
     found = []
-    for engine in (1, 2, 4, 8):
-        for shards in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
-            fits_engine = 2 * model.parameters / engine < 0.75 * ENGINE_SHARE * machine.gib * 2**30
-            fits_state = 16 * model.parameters / shards < 0.6 * machine.gib * 2**30
-            if engine <= gpus and shards <= gpus and gpus % engine == 0 and fits_engine and fits_state:
-                found.append(Layout(gpus, shards, engine))
+    for one in (engine,) if engine else (1, 2, 4, 8):
+        for over in (shards,) if shards else (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
+            fits_engine = 2 * model.parameters / one < 0.75 * ENGINE_SHARE * machine.gib * 2**30
+            fits_state = state / over / tp < 0.6 * machine.gib * 2**30
+            if one <= gpus and over * tp <= gpus and gpus % one == 0 and fits_engine and fits_state:
+                found.append(Layout(gpus, over, one, tp))
     return found
 
 
-def best(work: Work, model: Model, gpus: int, machine: Machine) -> tuple[Layout, dict[str, float]] | None:
-    """Returns the layout with the shortest step and its seconds, of equal ones the first; None if none fits."""
+def best(
+    work: Work, model: Model, gpus: int, machine: Machine, **chosen: int
+) -> tuple[Layout, dict[str, float]] | None:
+    """Returns the layout with the shortest step and its seconds, of equal ones the first; None if none of `layouts` with `chosen` fits."""
     found = []
     decoded: dict[int, list[float]] = {}  # by GPUs of an engine: it does not depend on the trainer's layout
-    for one in layouts(gpus, model, machine):
+    for one in layouts(gpus, model, machine, **chosen):
         if one.engine not in decoded:
             engines = gpus // one.engine
             decoded[one.engine] = engines_seconds(work, model, engines=engines, engine=one.engine, machine=machine)
@@ -326,20 +365,19 @@ def separate_seconds(work: Work, model: Model, gpus: int, machine: Machine, *, e
             sum(v for k, v in step_seconds(work, model, one, machine, [0.0]).items() if k in ("update", "gathers"))
             for one in fits
         )
-        whole.append(max(float(np.mean(decoded)), trained) + 2 * model.parameters / machine.network)
+        whole.append(max(float(np.mean(decoded)), trained) + 2 * model.trained / machine.network)
     return min(whole, default=float("inf"))
 
 
-def print_curve(spec: ModelSpec, *, sequences: int, prompt: int, mean: int, longest: int) -> None:
-    """Prints the step of `sequences` completions by parts, for each number of GPUs with its best layout."""
-    model = Model.of(spec)
-    work = Work(lengths=draw_lengths(sequences, mean=mean, longest=longest), prompt=prompt)
+def print_curve(model: Model, work: Work, *, nodes: list[int], longest: int, **chosen: int) -> None:
+    """Prints a step by parts, for each number of GPUs with its best layout of those with the `chosen` engine, shards and tp."""
     print(
-        f"{sequences} completions of {work.lengths.mean():,.0f} tokens on average, at most {longest:,}; seconds on H100"
+        f"{len(work.lengths)} completions of {work.lengths.mean():,.0f} tokens on average, at most {longest:,}; seconds on H100, estimated to "
+        "about a factor of two"
     )
-    print("  GPUs  engine  FSDP  decode  straggler  update  gathers  push  saved    step  tokens/s/GPU  separate")
-    for gpus in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
-        found = best(work, model, gpus, H100)
+    print("  GPUs  engine  FSDP x TP  decode  straggler  update  gathers  push  saved    step  tokens/s/GPU  separate")
+    for gpus in nodes:
+        found = best(work, model, gpus, H100, **chosen)
         if found is None:
             print(f"{gpus:6d}  does not fit")
             continue
@@ -349,7 +387,7 @@ def print_curve(spec: ModelSpec, *, sequences: int, prompt: int, mean: int, long
         shown = (parts["decode"], parts["straggler"], parts["update"], parts["gathers"], parts["push"])
         saved = parts["checkpoint"] + parts["restarts"]
         print(
-            f"{gpus:6d}  {layout.engine:6d}  {layout.shards:4d}  {shown[0]:6.1f}  {shown[1]:9.1f}  {shown[2]:6.1f}  {shown[3]:7.1f}"
+            f"{gpus:6d}  {layout.engine:6d}  {layout.shards:4d} x {layout.tp:2d}  {shown[0]:6.1f}  {shown[1]:9.1f}  {shown[2]:6.1f}  {shown[3]:7.1f}"
             f"  {shown[4]:4.1f}  {saved:5.1f}  {step:6.1f}  {work.lengths.sum() / step / gpus:12,.0f}  {step / apart:7.2f} x"
         )
 
@@ -361,14 +399,27 @@ def main() -> None:
     parser.add_argument("--completion-tokens", type=int, default=2048)
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--sequences", type=int, default=4096)
+    parser.add_argument("--lora-rank", type=int, default=0, help="train adapters of this rank alone")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[2**power for power in range(11)])
+    parser.add_argument("--engine", type=int, default=0, help="GPUs of an engine; 0: the fastest, as for --fsdp")
+    parser.add_argument(
+        "--fsdp", type=int, default=0, help="ranks over which the trainer is sharded; more are replicas"
+    )
+    parser.add_argument("--tp", type=int, default=1, help="the trainer's tensor-parallel degree")
     args = parser.parse_args()
+    ranks = max(args.fsdp, 1) * args.tp
+    if any(gpus % ranks or gpus % max(args.engine, 1) for gpus in args.gpus):
+        parser.error("--fsdp x --tp, and --engine, must each divide --gpus")
     longest = 4 * args.completion_tokens
+    lengths = draw_lengths(args.sequences, mean=args.completion_tokens, longest=longest)
     print_curve(
-        qwen3(args.size),
-        sequences=args.sequences,
-        prompt=args.prompt_tokens,
-        mean=args.completion_tokens,
+        Model.of(qwen3(args.size), lora_rank=args.lora_rank),
+        Work(lengths=lengths, prompt=args.prompt_tokens),
+        nodes=args.gpus,
         longest=longest,
+        engine=args.engine,
+        shards=args.fsdp,
+        tp=args.tp,
     )
 
 

@@ -31,3 +31,23 @@ def test_curve_names_the_best_layout_of_each_number_of_gpus(monkeypatch, capsys)
     lines = capsys.readouterr().out.splitlines()
     assert "does not fit" in lines[2]
     assert [line.split()[0] for line in lines[2:]] == [str(2**power) for power in range(11)]
+
+
+def test_a_chosen_layout_is_the_one_that_is_estimated(monkeypatch, capsys):
+    layout = ["--gpus", "8", "--engine", "2", "--fsdp", "4", "--tp", "2"]
+    monkeypatch.setattr(sys, "argv", ["scaling", "8B", "--completion-tokens", "64", "--sequences", "64", *layout])
+    scaling.main()
+    [line] = capsys.readouterr().out.splitlines()[2:]
+    assert line.split()[:5] == ["8", "2", "4", "x", "2"]
+
+
+def test_lora_fits_where_the_whole_model_does_not_and_computes_no_gradient_of_its_base():
+    full, lora = (scaling.Model.of(qwen3("8B"), lora_rank=rank) for rank in (0, 32))
+    assert not scaling.layouts(1, full, scaling.H100)
+    assert scaling.Layout(gpus=1, shards=1, engine=1) in scaling.layouts(1, lora, scaling.H100)
+    work = scaling.Work(lengths=np.full(4096, 512), prompt=64)
+    layout = scaling.Layout(gpus=8, shards=8, engine=1)
+    whole, adapters = (scaling.step_seconds(work, model, layout, scaling.H100) for model in (full, lora))
+    assert adapters["decode"] == whole["decode"]
+    assert adapters["update"] == pytest.approx(0.75 * whole["update"], rel=0.02)  # 3 passes of 4, with checkpointing
+    assert adapters["checkpoint"] < 0.03 * whole["checkpoint"]
