@@ -62,6 +62,12 @@ def likely_reason(groups: Sequence[Group[Episode]]) -> str:
             "No completion has an answer in the form that the task reads (the format rate is 0): ask for it in the prompts "
             "(prompts.system_prompt, prompts.few_shot or --task.template), or read another form (--task.answer-kind)."
         )
+    if all(episode.scored.correct is None for episode in samples):
+        equal = next(e.reward for e in samples if e.reward is not None)
+        return (
+            f"The rewards of each prompt's completions are equal, such as {equal:g}: use harder or easier prompts, or add a reward that "
+            "tells them apart (--grader.rewards)."
+        )
     if not any(episode.scored.correct for episode in samples):
         return (
             "No completion is correct: use easier prompts or a better initial policy, say the answer's form in the prompt, or add "
