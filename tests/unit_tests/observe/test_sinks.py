@@ -8,10 +8,14 @@ import sqlite3
 import struct
 import time
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 
 from tests.parts.observability import FORK, NASTY, RECORD_STEPS, record_run
+from torchtitan_rl.command.first_check import check_at_once
+from torchtitan_rl.command.registry import load_config
+from torchtitan_rl.errors import UserError
 from torchtitan_rl.observe import Recorder, Reduce, record_metric
 
 
@@ -109,6 +113,28 @@ def wandb_run(recorder, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["train", "--task.api-key", "hunter-12345"])
     record_run(recorder(sinks=["jsonl", "wandb"], project="p"))
     return wandb_records(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "a login to W&B. Call `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"),
+        ({"WANDB_API_KEY": "bad"}, "WANDB_API_KEY invalid: .* Call `wandb login`"),
+        ({"WANDB_MODE": "offline"}, ""),
+    ],
+)
+def test_wandb_without_a_login_says_so_before_the_run_unless_it_is_offline(tmp_path, monkeypatch, variables, message):
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()  # it keeps the settings of the process's first use
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc"), **variables}.items():
+        monkeypatch.setenv(name, value)
+    config = load_config("debug")
+    config.metrics.sinks = ["wandb"]
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        check_at_once(config)
+    wandb.teardown()
 
 
 def test_wandb_offline_holds_scalars_histograms_config_and_step_and_never_the_command_line(wandb_run, tmp_path):

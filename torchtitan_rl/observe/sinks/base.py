@@ -71,6 +71,10 @@ class Sink(ABC):
     waits_for_disk: bool = False
     """True if a write that raised OSError left nothing behind, so that it can be retried."""
 
+    @classmethod
+    def check(cls) -> None:
+        """Raises UserError if the sink lacks something, such as a login. Called before the engine starts, where rank 0 will be."""
+
     def __init__(self, context: SinkContext) -> None:
         self.context = context
 

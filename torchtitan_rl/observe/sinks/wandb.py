@@ -4,6 +4,7 @@ import os
 import sys
 from typing import Any
 
+from torchtitan_rl.errors import expect
 from torchtitan_rl.observe.cell_text import flat_cell
 from torchtitan_rl.observe.line_file import read_lines
 from torchtitan_rl.observe.sample_rows import Row
@@ -23,6 +24,20 @@ class WandbSink(Sink):
     """
 
     requires = "wandb"
+
+    @classmethod
+    def check(cls) -> None:
+        """Raises UserError without a login, unless the run is offline. Does not ask W&B."""
+        import wandb
+
+        if wandb.setup(wandb.Settings(silent=True)).settings.mode in ("offline", "disabled"):
+            return
+        remedy = "Call `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline, which writes to RUN/wandb."
+        try:
+            has_login = wandb.login(prompt=False, verify=False)
+        except wandb.errors.AuthenticationError as error:
+            has_login, remedy = False, f"{error} {remedy}"
+        expect(has_login, "metrics.sinks", "wandb", "a login to W&B", remedy)
 
     def __init__(self, context: SinkContext) -> None:
         super().__init__(context)
