@@ -160,6 +160,23 @@ def test_task_and_rewards_are_checked_before_a_start_is_made(monkeypatch, option
         train.train_run(*parse_args(options), output=None, status_file=StatusFile(0), cleanup=ExitStack())
 
 
+def test_engine_without_enough_memory_at_its_start_names_the_setting(run):
+    from vllm.config import CacheConfig
+    from vllm.utils.mem_utils import MemorySnapshot
+    from vllm.v1.core.kv_cache_utils import _check_enough_kv_cache_memory
+    from vllm.v1.worker.utils import request_memory
+
+    def without_room(*_):
+        _check_enough_kv_cache_memory(0, lambda: 1, 64, lambda _: 0)
+
+    def without_free_memory(*_):
+        snapshot = MemorySnapshot(free_memory=2**30, total_memory=2**36, device=torch.device("cpu"), auto_measure=False)
+        request_memory(snapshot, CacheConfig(gpu_memory_utilization=0.4))
+
+    assert "Raise generator.gpu_memory_utilization (on a CPU VLLM_CPU_KVCACHE_SPACE)" in run(without_room)[1]
+    assert "Lower generator.gpu_memory_utilization, or end what else uses" in run(without_free_memory)[1]
+
+
 @pytest.mark.parametrize(
     "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), OSError(errno.ENOMEM, "fork failed")]
 )

@@ -25,6 +25,14 @@ MEMORY_REMEDY = (
     "Lower trainer.max_tokens_per_microbatch, num_prompts_per_step, sampling.n, grader.workers or, on a CPU, VLLM_CPU_KVCACHE_SPACE "
     "(GiB a rank), or start fewer ranks on a node."
 )
+ENGINE_REMEDIES = {
+    "less than desired GPU memory utilization": "Lower generator.gpu_memory_utilization, or end what else uses this GPU.",
+    "Try increasing `gpu_memory_utilization`": (
+        "The engine's share of memory does not hold its weights and one sequence. Raise generator.gpu_memory_utilization (on a CPU "
+        "VLLM_CPU_KVCACHE_SPACE) or generator.tensor_parallel_degree, or lower sampling.max_tokens."
+    ),
+}
+"""What to do by vLLM's words, where its start finds too little memory."""
 
 Outcome = Literal["done", "evaluated", "stopped", "failed", "killed", "hung"]
 """done: all that was to be done; evaluated: --eval-only; stopped: by a signal, or by training itself; failed: an error; killed: a
@@ -105,7 +113,7 @@ def write_run_report(folder: Path) -> None:
 
 
 def advice(error: BaseException) -> list[str]:
-    """The last line of the traceback in the user's code, such as a reward function, and the settings to lower if memory ran out."""
+    """The last line of the traceback in the user's code, such as a reward function, and the settings to change if memory ran out."""
     import torch
 
     lines: list[str] = []
@@ -117,4 +125,5 @@ def advice(error: BaseException) -> list[str]:
         phase = phase_of(error)
         where = f" in {phase}" if phase else ""
         lines.append(f"This process was refused memory{where}. {MEMORY_REMEDY}")
+    lines += [remedy for words, remedy in ENGINE_REMEDIES.items() if words in str(error)]
     return lines
