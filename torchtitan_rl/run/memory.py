@@ -289,6 +289,8 @@ def describe_memory(
             f"full length need {generator.max_num_seqs * generator.max_model_len:,}"
         )
     line = f"memory of each GPU of {size}, estimated: {need.describe()}. {chosen}"
+    if config.trainer.lora.rank and generator.sleep and config.needs_engine(algorithm):
+        line += f". Asleep, the engine has its weights in the host's memory: {weights / GIB:.1f} GiB for each GPU"
     if need.peak > gpu_bytes:
         line += (
             "\nwarning: that is more than the GPU has. 0.6B took 5 % more than its estimate, larger models are not measured. If memory "

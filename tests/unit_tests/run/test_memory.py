@@ -70,6 +70,14 @@ def test_memory_chooses_recomputation_and_sleep_and_the_choice_fits(size, gpus, 
     assert memory_need(config, **on).peak <= ROOMY * gib * GIB
 
 
+@pytest.mark.parametrize(("rank", "sleep", "host"), [(32, True, True), (32, False, False), (0, True, False)])
+def test_a_sleeping_engine_with_lora_needs_the_host_s_memory(rank, sleep, host):
+    config = sized("8B", rank=rank)
+    config.generator.sleep = sleep
+    line = describe_memory(config, algorithm_of(config), world_size=8, gpu_bytes=H100)
+    assert (re.search(r"host's memory: 15\.\d GiB for each GPU", line) is not None) == host
+
+
 def test_a_teacher_takes_two_bytes_a_parameter_over_the_ranks_and_none_as_loras_base(tmp_path):
     save_tiny_checkpoint(tmp_path)
     config = shipped("qwen3_0_6b")
