@@ -21,7 +21,7 @@ from tests.parts.algorithm import (
     run_loss,
 )
 from tests.parts.tiny import save_tiny_checkpoint
-from torchtitan_rl.algorithm import Algorithm, Sequences
+from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
@@ -29,14 +29,13 @@ from torchtitan_rl.errors import UserError
 from torchtitan_rl.observe import Recorder, record_metric
 from torchtitan_rl.observe.metrics.reward_stats import group_metrics, participation_metrics
 from torchtitan_rl.run.identity import identity
-from torchtitan_rl.trainer import packing
 from torchtitan_rl.validation import validate
 
 PAGE = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE, re.DOTALL))
 MASSES = [1 / 3] * 3 + [1 / 2] * 2
 TESTED = {
-    *("kl_cov.py", "rebel.py", "opo.py", "discounted.py", "only_close.py", "not_too_easy.py", "replay.py", "my_sink.py"),
+    *("kl_cov.py", "rebel.py", "opo.py", "not_too_easy.py", "replay.py", "my_sink.py"),
     "my_muon.py",  # by test_trainer.py
 }  # fmt: skip
 
@@ -138,29 +137,6 @@ def test_advantage_weighs_the_baseline_by_length():
     baseline = (1 * 1.0 + 3 * 0.0 + 2 * 4.0) / (1 + 3 + 2)
     expected = [1.0 - baseline, -baseline, 0.0, 4.0 - baseline, 0.0, 0.0, 0.0]
     assert [episode.credit.advantage for episode in episodes] == pytest.approx(expected)
-
-
-def test_tokens_have_advantages_of_their_own():
-    algorithm = built(loss=part("discounted.Discounted").Config())
-    episodes = episodes_of(
-        algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0,) * 3, (-1.0,)], loss_mask=[(True, False, True), (True,)])
-    )
-    first, second = episodes
-    whole = second.credit.advantage
-    assert packing.token_advantages(first).tolist() == pytest.approx([-whole * 0.99**2, 0.0, -whole])
-    assert first.credit.advantage == pytest.approx(-whole * (1 + 0.99**2) / 2)
-    assert first.credit.has_advantage
-    batch = packing.pack(episodes.members, normalizers=normalizers_of(algorithm, episodes), multiple=8)
-    assert batch.advantages[batch.loss_mask > 0].tolist() == pytest.approx([-whole * 0.99**2, -whole, whole], rel=1e-6)
-
-
-def test_mismatch_correction_leaves_out_distant_sequences():
-    correction = part("only_close.OnlyClose").Config().build()
-    sequences = Sequences(torch.tensor([0, 0, 1, 1]), torch.ones(4), 2)
-    log_weight = torch.tensor([0.1, -0.1, 2.0, 0.5])
-    weight, changed = correction(log_weight, sequences)
-    assert weight.tolist() == [1.0, 1.0, 0.0, 0.0]
-    assert changed.tolist() == [False, False, True, True]
 
 
 def test_group_filter_leaves_out_easy_groups_with_its_own_reason():
