@@ -45,14 +45,6 @@ def test_the_tool_task_answers_calls_until_there_is_none(files):
     assert scored.reward == pytest.approx(1.2)
 
 
-def test_each_conversation_has_its_own_notebook(files):
-    call = '<tool_call>{"name": "note", "arguments": {"line": "x"}}</tool_call>'
-    for _ in range(2):
-        _, scored = talk(load_config(f"{files}/my_notes.py:notes"), call * 2, call, "[ANSWER] 0")
-        told = [message["content"] for message in scored.completion.messages if message["role"] == "tool"]
-        assert sorted(told) == ["1", "2", "3"]
-
-
 def test_the_environment_counts_in_turn(files):
     config = load_config(f"{files}/my_environment.py:countup")
     prompt, scored = talk(config, "2", "6", "10", "14", "18")
