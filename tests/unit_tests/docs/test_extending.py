@@ -30,12 +30,11 @@ from torchtitan_rl.observe.metrics.reward_stats import group_metrics, participat
 from torchtitan_rl.run.identity import identity
 from torchtitan_rl.validation import validate
 
-PAGE = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples"
+PAGE = (ROOT / "docs" / "extending.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE, re.DOTALL))
-TESTED = {
-    *("kl_cov.py", "opo.py", "not_too_easy.py", "replay.py", "my_sink.py"),
-    "my_muon.py",  # by test_trainer.py
-}  # fmt: skip
+TESTED = {"kl_cov.py", "opo.py", "not_too_easy.py", "my_sink.py"}
 
 
 pytestmark = pytest.mark.usefixtures("files")
@@ -143,7 +142,8 @@ def seen(prompts, corrects):
     return episodes_of(built(), *groups).groups
 
 
-def test_replayed_prompts_come_again_also_after_a_resume():
+def test_replayed_prompts_come_again_also_after_a_resume(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
     replay = part("replay.Replay")
     first = stream(replay)
     step = first.next_batch(4)

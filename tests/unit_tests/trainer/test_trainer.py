@@ -1,7 +1,6 @@
 """`Trainer` on a tiny random Qwen3 in one process: what an update, a score and a checkpoint see."""
 
 import importlib
-import re
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from torchtitan_rl.trainer.teachers.frozen_models import Reference
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Completion, Group, ScoredCompletion, flat
 
-DOCS = Path(__file__).parents[3] / "docs"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +117,9 @@ def test_controllers_get_the_mean_over_all_micro_batches(build, monkeypatch):
 
 
 def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):
-    """docs/extending.md's optimizer: matrices by torch.optim.Muon, whose state has no step and one moment."""
-    [code] = re.findall(r"```python\n# my_muon.py\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
-    (tmp_path / "my_muon.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    muon = importlib.import_module("my_muon").MuonAndAdamW.Config(lr=1e-2)
+    """examples/muon.py: matrices by torch.optim.Muon, whose state has no step and one moment."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    muon = importlib.import_module("muon").MuonAndAdamW.Config(lr=1e-2)
     trainer, other = build(optimizer=muon), build(optimizer=muon)
     trainer.after_load()
     for group in trainer.param_groups():
