@@ -40,7 +40,9 @@ class Run:
     kept: list = field(default_factory=list)
     """What the observer keeps in case the step fails: split, type of the samples, number of groups."""
 
-    rank_in_replica = optimizer_steps = 0
+    rank_in_replica: int = 0
+
+    optimizer_steps = 0
     trained_tokens = 8
 
     def say(self, *words):
@@ -123,7 +125,8 @@ class Run:
         return SIGTERM if f"push weights of step {self.stop_in_step}" in self.calls else 0
 
     def keep(self, groups, *, step, split):
-        self.kept.append((split, type(groups[0].samples[0]), len(groups)))
+        if groups:
+            self.kept.append((split, type(groups[0].samples[0]), len(groups)))
 
     def step(self, groups, update, state):
         self.say("observe", state.prompts_seen, "prompts")
@@ -205,6 +208,12 @@ def test_reward_functions_are_told_the_step_the_runs_length_and_the_tokens_so_fa
     controller(run, num_steps=2).run()
     told = [(one.global_step, one.max_steps, one.train_batch_size, one.num_input_tokens_seen) for one in run.states]
     assert told == [(1, 2, 16, 0), (2, 2, 16, 8)]
+
+
+def test_one_rank_of_an_engine_grades_its_groups():
+    run = Run(rank_in_replica=1)
+    with run.step_groups(2, first_idx=0, step=1, round=0) as groups:
+        assert controller(run)._sample_and_grade(groups) == []
 
 
 def test_stop_signal_ends_the_run_after_its_step_with_a_checkpoint():

@@ -3,6 +3,8 @@
 Numbers of a peer were written by its own function, in float64, for the three completions of `three`.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -68,3 +70,10 @@ def test_loss_and_gradient_equal_the_numbers_of_a_peer(name):
     found = loss_and_gradient(config, aggregation)
     assert found[0] == pytest.approx(loss, rel=1e-8)
     assert found[1] == pytest.approx(gradient, abs=2e-9)
+
+
+def test_threshold_of_top_entropy_is_that_of_the_tokens_in_the_loss():
+    inputs = three()
+    mask = torch.tensor([1.0] * 6 + [0.0] * 3, dtype=torch.float64)  # the rest is padding, with entropy 0
+    losses = TopEntropy.Config(fraction=0.34).build()(replace(inputs, mask=mask, entropy=inputs.entropy * mask))
+    assert losses.nonzero().flatten().tolist() == [1, 4]
