@@ -28,7 +28,7 @@ def test_first_stop_signal_saves_after_the_step_and_the_run_resumes_bitwise(whol
     assert ended.code == code
     ended.says(
         f"{number.name}: saving a checkpoint after this step; a second signal stops at once",
-        r"stopped by SIG\w+ after step \d; start",
+        r"stopped by SIG\w+ after step \d; the same command with --dump-folder .*run goes on",
     )
     ended.never_says("Traceback", "killed")
     assert steps_of(tmp_path / "run")
@@ -42,7 +42,7 @@ def test_all_ranks_stop_after_the_same_step(tmp_path):
     run.signal(signal.SIGTERM)
     ended = run.end(60)
     assert ended.code == 143
-    ended.says("after step 1; start again")
+    ended.says("stopped by SIGTERM after step 1; ")
     assert steps_of(tmp_path / "run") == [1]
 
 
