@@ -215,14 +215,26 @@ def test_wrong_element_of_an_unpacked_tensor_is_named_at_once(pair):
 @pytest.mark.skipif(not ON_CPU, reason="a GPU engine packs nothing")
 def test_wrong_element_of_a_packed_matrix_is_named_at_the_next_full_check_with_the_affected_checkpoints(pair):
     pair.begin_anew(check_interval=4)
-    pair.sync(version=0)
+    for version in range(5):  # full at 0 and 4
+        pair.sync(version=version)
     wrong = pair.changed(DOWN, nudge)
-    for version in (1, 2, 3):
+    for version in (5, 6, 7):
         pair.sync(wrong, version=version)
-    message = pair.fault(wrong, version=4)
-    proven = "They were last proven after step 0: checkpoints up to step 1 are good, later ones doubtful."
+    message = pair.fault(wrong, version=8)
+    proven = "They were last proven after step 4: checkpoints up to step 5 are good, later ones doubtful."
     assert f"policy's: {DOWN} {OTHER_VALUES}. {proven}" in message
-    assert message.endswith("steps 2 to 4 may have been trained on their samples: --resume 1 or before.")
+    assert message.endswith("steps 6 to 8 may have been trained on their samples: --resume 5 or before.")
+
+
+@pytest.mark.skipif(not ON_CPU, reason="a GPU engine packs nothing")
+def test_wrong_element_of_a_packed_matrix_is_named_at_the_first_push_also_without_an_interval(pair):
+    pair.begin_anew(check_interval=0)
+    assert f"policy's: {DOWN} {OTHER_VALUES}. Nothing" in pair.fault(pair.changed(DOWN, nudge))
+
+
+def test_one_engine_of_two_with_other_values_is_named(pair, monkeypatch):
+    monkeypatch.setattr(pair.weight_sync._engine, "num_engines", 2)  # the second answers zeros
+    assert DOWN in pair.weight_sync._other_values(packed=True)
 
 
 @pytest.mark.skipif(not ON_CPU, reason="a GPU engine packs nothing")
