@@ -17,7 +17,7 @@ import torch
 from tests.parts.grading import TaskOf, build_grader, constant, drained, groups, rewards, score
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.rewards import Grader, RewardError
-from torchtitan_rl.rewards.workers import WorkerPool
+from torchtitan_rl.rewards.workers import WorkerKilled, WorkerPool
 
 
 @pytest.mark.parametrize("workers", [1, 8])
@@ -154,6 +154,19 @@ def test_signals_to_every_process_of_a_run_lose_no_call(tmp_path):
         assert call.result() == 7
         for left in tmp_path.iterdir():
             left.unlink()
+    pool.close()
+
+
+def test_time_limit_ends_with_its_call_and_a_dead_supervisor_is_named_at_every_call():
+    pool = WorkerPool([abs], size=1)
+    assert pool.call(0, -1, seconds=0.2) == 1
+    time.sleep(0.4)  # an alarm that was left would end the supervisor
+    assert pool.call(0, -2, seconds=30) == 2
+    [nursery] = pool._pids
+    os.kill(int(Path(f"/proc/{nursery}/task/{nursery}/children").read_text()), signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(WorkerKilled, match="its supervisor has ended"):
+            pool.call(0, -3, seconds=30)
     pool.close()
 
 
