@@ -37,7 +37,9 @@ def test_hanging_reward_is_shown_with_its_stack(tmp_path, ranks):
     assert time.monotonic() - began < 30
     run.wait_for(r"rewards.py\", line \d+ in hangs")
     if ranks == 2:
-        run.wait_for(r"step 2: gather \.\.\. \d+ s \(rank 1 \(.*\) in step 2: grade for \d+ s; rank 0 .* waits in")
+        run.wait_for(
+            r"step 2: gathering all ranks' completions \.\.\. \d+ s \(rank 1 \(.*\) in step 2: grade for \d+ s; rank 0 .* waits in"
+        )
     ended = run.end(60)
     assert ended.code == 1
     ended.says("the job is ended")

@@ -174,6 +174,17 @@ def test_tool_limits_are_bounded_by_the_conversation_limits(talk):
     assert played[0].finish_reason == "max_turns"
 
 
+def test_time_limit_ends_a_step_that_hangs_and_waits_for_it_no_longer(talk):
+    class Hangs(Says):
+        def step(self, message):
+            time.sleep(15)
+
+    began = time.monotonic()
+    played, _ = talk(lambda prompt: Hangs("right"), num=1, time_limit_seconds=1.0, call_seconds=10.0)
+    assert played[0].finish_reason == "time"
+    assert time.monotonic() - began < 6
+
+
 def call_of(name: str, **arguments) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
