@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,14 @@ from torchtitan_rl.data.task import Example
 class RowSet:
     """Rows of one table as examples. It holds only row indices and reads a row from the table on access."""
 
-    def __init__(self, reader: RowReader) -> None:
-        """Reads every row once. Those that cannot be examples are left out."""
+    def __init__(self, reader: RowReader, identity: Sequence[str] = ()) -> None:
+        """Reads every row once. Those that cannot be examples are left out.
+
+        Args:
+            identity: columns by which rows with the same prompt are different tasks.
+        """
         self.reader = reader
+        self._identity = identity
         self.table = reader.table
         self.left_out: dict[str, list[str]] = defaultdict(list)
         """Numbers of the rows left out, by reason."""
@@ -85,7 +90,8 @@ class RowSet:
             except RowError as error:
                 self.left_out[str(error)].append(number)
                 continue
-            key = _key(example.text, example.messages, example.tools, example.demonstration)
+            prompt = example.text, example.messages, example.tools
+            key = _key(*prompt, example.demonstration, *map(row.get, self._identity))
             if reader.demonstrates and not example.demonstration:
                 self.left_out["without a completion"].append(number)
             elif reader.answer_column and not example.expected_answer:
@@ -93,7 +99,7 @@ class RowSet:
             elif key in kept:
                 self.left_out[repeated].append(number)
             else:
-                kept[key] = index, _key(example.text, example.messages, example.tools)
+                kept[key] = index, _key(*prompt)
         indices = [index for index, _ in kept.values()]
         keys = [key for _, key in kept.values()]
         return np.array(indices, dtype=np.int64), np.array(keys, dtype=np.uint64)

@@ -46,6 +46,9 @@ class Rows(Task):
     answer_columns: ClassVar[tuple[str, ...]] = ANSWER_COLUMNS
     """Columns that may have the answer, the first one first."""
 
+    identity_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns by which rows with the same prompt are different tasks. Without any, the first such row is kept."""
+
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
         path: str = ""
@@ -295,7 +298,7 @@ class Rows(Task):
 
     def _part(self, reader: RowReader) -> RowSet:
         with heartbeat(f"read {reader.table.name}"):
-            return RowSet(reader)
+            return RowSet(reader, self.identity_columns)
 
 
 @functools.lru_cache(maxsize=4)

@@ -50,6 +50,18 @@ def test_tasks_that_need_more_are_left_out_by_name_and_reason(tmp_path, capsys):
     assert not any(f"(row {name})" in shown for name in TEN)
 
 
+def test_tasks_with_one_instruction_are_kept_and_the_ranks_of_a_node_share_the_sandboxes(word, one_rank, monkeypatch):
+    shutil.copytree(word, word.with_name("word_again"))
+    opened = []
+    monkeypatch.setattr(Harbor, "_fault", lambda self, folder: opened.append(folder.name))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for rank in "01":
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        task = Harbor.Config(path=str(word.parent), sandbox=SMALL).build()
+        task.leave_out(lambda examples: [None] * len(examples))
+    assert sorted(opened) == sorted([*TEN, "word_again"])
+
+
 def test_benchmark_marks_are_not_shown(tmp_path):
     write_ten(tmp_path)
     assert read_instruction(tmp_path / "canary") == "Make the folder /app/new."

@@ -1,5 +1,6 @@
 """`Harbor`: a folder of tasks in Harbor's form."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from torchtitan_rl.comm import all_gather_lists
 from torchtitan_rl.data.rows import Rows
 from torchtitan_rl.data.table import Table, table_of
 from torchtitan_rl.data.task import Example, Faults, RewardFunction
@@ -32,6 +34,8 @@ _REQUESTS = {
 
 class Harbor(Rows):
     """Tasks to solve by shell commands, each attempt in a sandbox of its own, judged by the tasks' own tests."""
+
+    identity_columns = ("folder",)
 
     @dataclass(kw_only=True, slots=True)
     class Config(Rows.Config):
@@ -59,12 +63,21 @@ class Harbor(Rows):
         return table_of(folder.name, rows)
 
     def leave_out(self, faults: Faults) -> None:
-        """Leaves out, and names, the tasks that Harbor could not read, or whose sandbox cannot be made."""
+        """Leaves out, and names, the tasks that Harbor could not read, or whose sandbox cannot be made on each node.
+
+        The ranks of a node share the tasks out.
+        """
         progress(f"commands run in {chosen_engine(self.config.sandbox.engine)}")
 
         def all_faults(examples: Sequence[Example]) -> list[str | None]:
-            pairs = zip(examples, faults(examples), strict=True)
-            return [fault or self._fault(Path(each.columns["folder"])) for each, fault in pairs]
+            rank = int(os.environ.get("LOCAL_RANK", 0))
+            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+            mine = [
+                (n, Path(examples[n].columns["folder"])) for n in range(rank, len(examples), ranks)
+            ]
+            found = [(n, fault) for n, folder in mine if (fault := self._fault(folder))]
+            unusable = dict(all_gather_lists(found) if ranks > 1 else found)
+            return [fault or unusable.get(n) for n, fault in enumerate(faults(examples))]
 
         super().leave_out(all_faults)
 
