@@ -11,6 +11,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from contextvars import ContextVar
 from typing import Any, Literal, TypeVar
 
+WATCH_VARIABLE = "TORCHTITAN_RL_WATCH"
+"""The environment variable that names the folder of this node's ranks, if a launcher watches: statuses, and what agents and
+environments write. The launcher removes it."""
 T = TypeVar("T")
 Kind = Literal["phase", "heartbeat", "timed"]
 

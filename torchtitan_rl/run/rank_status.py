@@ -15,12 +15,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from torchtitan_rl.events import Listener
+from torchtitan_rl.events import WATCH_VARIABLE, Listener
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.run.job_processes import is_alive, state
 
-WATCH_VARIABLE = "TORCHTITAN_RL_WATCH"
-"""The environment variable that names the folder of this node's statuses, if a launcher watches."""
 SHOW_STACKS = signal.SIGRTMIN + 3
 """Makes a rank write the stacks of its threads, even if it hangs: the handler is C code and does not need Python's lock."""
 STARTING_NOTICE_S, STARTING_LIMIT_S, ENDING_LIMIT_S = 600.0, 7200.0, 600.0

@@ -14,6 +14,7 @@ import pytest
 from tests.unit_tests.docs.test_conversations import talk
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.events import WATCH_VARIABLE
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "agents.md").read_text()
@@ -144,11 +145,13 @@ def test_openenv_server_is_played_by_name(tmp_path):
     assert scored.reward == pytest.approx(0.7)  # 0.1 for each letter
 
 
-def test_environment_that_cannot_be_loaded_is_refused_with_the_reason():
+def test_environment_that_cannot_be_loaded_is_refused_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv(WATCH_VARIABLE, str(tmp_path))
     config = load_config("verifiers")
     config.task.name = "my_words"  # in the run's own Python
     with pytest.raises(UserError, match=r"(?s)task.name = 'my_words': .*No module named 'verifiers'"):
         config.task.build()
+    assert [folder.name[:12] for folder in tmp_path.iterdir()] == ["environment-"]  # the launcher removes it
 
 
 @pytest.mark.parametrize("text", ["{bad", "[1]"])

@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchtitan_rl.events import WATCH_VARIABLE
+
 logger = logging.getLogger(__name__)
 
 WORK, HOME, TEMPORARY = "work", "home", "tmp"
@@ -31,7 +33,7 @@ WAYS = {
 
 def new_folder() -> Path:
     """Makes an agent's folder, with the folders in it."""
-    folder = Path(tempfile.mkdtemp(prefix="agent-"))
+    folder = Path(tempfile.mkdtemp(prefix="agent-", dir=os.environ.get(WATCH_VARIABLE)))
     for name in (WORK, HOME, TEMPORARY):
         (folder / name).mkdir()
     return folder

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from torchtitan_rl.data.turns import environment_reward
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.agents.protocol import AgentFailed
 from torchtitan_rl.errors import expect
-from torchtitan_rl.events import heartbeat
+from torchtitan_rl.events import WATCH_VARIABLE, heartbeat
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.references import from_caller
 
@@ -43,7 +44,8 @@ class Verifiers(Task):
         """Rows that are read of a taskset without end."""
 
     def __init__(self, config: Config) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="environment-"))  # the process removes it at its end
+        of_job = os.environ.get(WATCH_VARIABLE)  # else the process removes it at its end
+        folder = Path(tempfile.mkdtemp(prefix="environment-", dir=of_job))
         self._socket, self._log = folder / "socket", folder / "log"
         arguments = json.dumps(
             [str(self._socket), config.name, _read_arguments(config.args), config.rows]

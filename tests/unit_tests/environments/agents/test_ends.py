@@ -15,6 +15,7 @@ from tests.parts.conversations import ScriptedEngine, conversation, conversation
 from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.environments.agents import AgentEnvironment, same_path
 from torchtitan_rl.environments.pool import ConversationError
+from torchtitan_rl.events import WATCH_VARIABLE
 
 ASK = """
 import json, os, signal, subprocess, sys, threading, time, urllib.request
@@ -121,6 +122,13 @@ def test_by_default_a_failed_agent_stops_the_run_with_its_reason(talk):
     ):
         talk("sys.exit(3)", GOOD)
     assert left_agents() == []
+
+
+def test_agents_folder_is_in_the_folder_that_the_launcher_removes(tmp_path, monkeypatch):
+    of_job = tmp_path / "of_job"
+    of_job.mkdir()
+    monkeypatch.setenv(WATCH_VARIABLE, str(of_job))
+    assert same_path.new_folder().parent == of_job
 
 
 SEES = """
