@@ -73,11 +73,16 @@ class Numbers(vf.Taskset[vf.Task, vf.TasksetConfig]):
 """
 
 
-def by_name(name, venv, **arguments):
+def venv(variable):
+    """The venv that an environment variable names."""
+    return Path(os.environ.get(variable) or pytest.skip(f"needs a venv, {variable}: docs/agents.md"))
+
+
+def by_name(name, variable, **arguments):
     """The config `verifiers` with an environment of a venv that an environment variable names."""
     config = load_config("verifiers")
     config.task.name, config.task.args = name, json.dumps(arguments)
-    config.task.python = f"{os.environ.get(venv) or pytest.skip(f'needs a venv, {venv}: docs/agents.md')}/bin/python"
+    config.task.python = str(venv(variable) / "bin" / "python")
     config.conversations.call_seconds = 600  # a busy machine
     return config
 
@@ -108,9 +113,13 @@ def test_taskset_without_end_gives_as_many_rows_as_asked_for(tmp_path, monkeypat
 def test_package_with_load_environment_is_played_by_its_name(tmp_path, monkeypatch):
     (tmp_path / "my_package.py").write_text(PACKAGE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    prompt, scored = talk(by_name("my-package", "VERIFIERS_0_1_VENV", words=["sun", "sun"]), "moon")
+    arguments = {"words": ["sun", "sun"]}
+    prompt, scored = talk(by_name("my-package", "VERIFIERS_0_1_VENV", **arguments), "moon")
     assert prompt.messages == [{"role": "user", "content": "sun"}]
     assert (scored.reward, scored.completion.turns[-1].columns["longer"]) == (1.0, 1.0)
+    arguments["sampling"] = {"extra_body": {"guided_choice": ["moon"]}}  # this engine has no grammars
+    _, scored = talk(by_name("my-package", "VERIFIERS_0_1_VENV", **arguments), "moon")
+    assert "the agent asked for guided_choice ['moon']" in scored.extra["error/environment"]
 
 
 @contextmanager
@@ -143,6 +152,22 @@ def test_openenv_server_is_played_by_name(tmp_path):
         prompt, scored = talk(config, '{"message": "hello"}', "hi")
     assert json.loads(prompt.messages[0]["content"])["observation"]["message_length"] == 0
     assert scored.reward == pytest.approx(0.7)  # 0.1 for each letter
+
+
+def test_nemo_gym_server_is_played_by_name(tmp_path):
+    config, gym = by_name("nemo_gym", "VERIFIERS_VENV"), venv("NEMO_GYM_VENV")
+    package = "resources_servers/bunsenbench_chemistry_mcq"
+    [rows] = gym.glob(f"lib/python3*/site-packages/{package}/data/example.jsonl")
+    tasksets = "lib/python3*/site-packages/verifiers/v1/tasksets"
+    [program] = Path(config.task.python).parents[1].glob(f"{tasksets}/nemo_gym/server.py")
+    server = f"{package.replace('/', '.')}.app:BunsenChemResourcesServer"
+    with serving(gym / "bin" / "python", program, folder=tmp_path, NEMO_GYM_RESOURCE_SERVER=server):
+        url = f"http://127.0.0.1:{(tmp_path / 'nemo_gym.port').read_text()}"
+        config.task.args = json.dumps({"taskset": {"dataset": str(rows), "task": {"resources_url": url}}})
+        for said, reward in (("CO2", 1.0), ("CO", 0.0)):
+            prompt, scored = talk(config, f"<choice>{said}</choice>")
+            assert prompt.messages[0]["content"].startswith("Which formula represents carbon dioxide?")
+            assert scored.reward == reward
 
 
 def test_environment_that_cannot_be_loaded_is_refused_with_the_reason(tmp_path, monkeypatch):

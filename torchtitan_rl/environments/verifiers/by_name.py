@@ -34,8 +34,8 @@ class Verifiers(Task):
         """A taskset of verifiers 0.4, or a package with `load_environment` of verifiers 0.1."""
 
         args: str = "{}"
-        """Its arguments, a JSON object: the parameters of load_environment, or the options of a taskset that verifiers'
-        command line has after --env., such as {"taskset": {"pieces": 2}}."""
+        """Its arguments, a JSON object: the parameters of load_environment and `sampling`, the arguments of its requests; or the
+        options of a taskset that verifiers' command line has after --env., such as {"taskset": {"pieces": 2}}."""
 
         python: str = ""
         """The Python in which it is installed, such as my_venv/bin/python. Empty: the run's own."""

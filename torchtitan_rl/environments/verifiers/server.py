@@ -49,13 +49,14 @@ class Taskset:
 
 
 class Package:
-    """An environment of verifiers 0.1: what the `load_environment` of a package returns."""
+    """An environment of verifiers 0.1: what the `load_environment` of a package returns. `sampling` is for its requests."""
 
     serving = AsyncExitStack
 
     def __init__(self, name, args, _):
         from verifiers import load_environment
 
+        self._sampling = args.pop("sampling", {})
         self._environment = load_environment(name, **args)
         splits = (self._environment.build_dataset(), self._environment.build_eval_dataset())
         self.splits = [list(split or ()) for split in splits]
@@ -68,7 +69,7 @@ class Package:
         from verifiers.types import ClientConfig
 
         client = ClientConfig(api_base_url=base_url, api_key_var=key_variable)
-        output = await self._environment.run_rollout(row, client, "policy", {})
+        output = await self._environment.run_rollout(row, client, "policy", self._sampling)
         if output.get("error"):
             raise RuntimeError(str(output["error"]))
         return {"reward": output["reward"], "columns": output["metrics"]}
