@@ -140,6 +140,8 @@ def serving(*command, folder, **variables):
 
 
 def test_openenv_server_is_played_by_name(tmp_path):
+    from websockets.sync.client import connect  # uvicorn brings it
+
     config = by_name("openenv", "VERIFIERS_VENV")
     python = Path(config.task.python)
     subprocess.run([python.with_name("openenv"), "init", "my_echo", "--output-dir", tmp_path], check=True)
@@ -150,8 +152,13 @@ def test_openenv_server_is_played_by_name(tmp_path):
         taskset = {"base_url": f"http://127.0.0.1:{port}"}
         config.task.args = json.dumps({"taskset": taskset, "player": {"max_turns": 2}})
         prompt, scored = talk(config, '{"message": "hello"}', "hi")
+        with connect(f"ws://127.0.0.1:{port}/ws") as session:  # the only one that this server has
+            session.send('{"type": "reset", "data": {}}')
+            session.recv()
+            _, refused = talk(config, "hi")
     assert json.loads(prompt.messages[0]["content"])["observation"]["message_length"] == 0
     assert scored.reward == pytest.approx(0.7)  # 0.1 for each letter
+    assert "A server at its limit of sessions?" in refused.extra["error/environment"]
 
 
 def test_nemo_gym_server_is_played_by_name(tmp_path):

@@ -42,7 +42,12 @@ class Taskset:
         episode = await self._environment.run_episode(task, ModelContext("policy", client))
         for errors in (episode.errors, *(trace.errors for trace in episode.traces)):
             if errors:
-                raise RuntimeError(f"{errors[0].type}: {errors[0].message}")
+                reason = f"{errors[0].type}: {errors[0].message}"
+                if "ConnectionClosedOK" in reason:  # what OpenEnv's client says of it
+                    reason += (
+                        ". A server at its limit of sessions? Set --conversations.max-open to it"
+                    )
+                raise RuntimeError(reason)
         trace = episode.traces[0]
         scores = {name: reward.score for name, reward in trace.rewards.items() if reward}
         return {"reward": trace.reward, "columns": scores | trace.metrics}
