@@ -98,6 +98,8 @@ OWN_LOOP = ["--steps", "2", "--prompts", "4", "--samples", "4", "--held-out", "8
 SFT = [
     "--config", "debug_sft", "--evaluation.sampling.n", "0", "--evaluation.every", "2", "--evaluation.num-prompts", "32",
 ]  # fmt: skip
+AHEAD = ["--generator.ahead", "1", "--algorithm.old-logprobs", "sampler"]
+OWN = [*SHORT, "--evaluation.every", "2", "--evaluation.num-prompts", "32"]
 PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
 """A checkpoint right after a weight sync that was probed, as every fiftieth is."""
 
@@ -359,6 +361,29 @@ def build_test_list() -> list[OverrideDefinitions]:
             forked(*IN_FLIGHT, steps=6),
             "a fork's groups in flight go on as the run's on 2 ranks", "in_flight_2", 2,
             [same_step(6, "straight", "fork", above=CARRIED)],
+        ),
+        OverrideDefinitions(
+            [["--config", "debug", *OWN, "--dump-folder", "{dir}/near"],
+             ["--config", "debug", *OWN, "--dump-folder", "{dir}/far", "--generator.ranks", "2"]],
+            "generators on ranks of their own sample as colocated ones", "own_generators", [2, 4],
+            [same_step(3, "near", "far")], quick=True,
+        ),
+        OverrideDefinitions(
+            [["--config", "debug", *OWN, *LORA, "--dump-folder", "{dir}/near", "--generator.tensor-parallel-degree", "2"],
+             ["--config", "debug", *OWN, *LORA, "--dump-folder", "{dir}/far", "--generator.ranks", "2",
+              "--generator.tensor-parallel-degree", "2"]],
+            "LoRA: the same with an engine on 2 ranks", "own_generators_tp2", [2, 4],
+            [same_step(3, "near", "far")],
+        ),
+        OverrideDefinitions(
+            forked("--config", "debug", "--evaluation.every", "0", "--generator.ranks", "2", *AHEAD, steps=6),
+            "a fork goes on as the run's generators that sample one step ahead", "own_generators_ahead", 4,
+            [same_step(6, "straight", "fork", above={"optimizer/grad_norm": 0})],
+        ),
+        OverrideDefinitions(
+            forked("--config", f"{TALK}:talk", *TALK_IN_FLIGHT, "--generator.ranks", "1", *AHEAD, steps=6),
+            "the same with conversations in flight", "own_generators_talk", 2,
+            [same_step(6, "straight", "fork", above=TURNS | {"in_flight/carried_tokens_fraction": 0})],
         ),
         OverrideDefinitions(
             forked(*SFT, steps=4), "a fork's demonstrations go on as the run's, without an engine", "demonstrations", 1,

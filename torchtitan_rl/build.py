@@ -14,11 +14,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.distributed as dist
+from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
@@ -33,6 +35,8 @@ from torchtitan_rl.data.task import Task, may_answer
 from torchtitan_rl.events import phase, progress
 from torchtitan_rl.fields.references import caller_folder, tried
 from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine
+from torchtitan_rl.generator_rank import GeneratorRank
+from torchtitan_rl.link import Link
 from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.hf_decoder import longest_window
 from torchtitan_rl.models.lora.adapters import Lora
@@ -40,6 +44,8 @@ from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.observe.evaluation_results import results_folder
 from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.observe.observer import RunObserver
+from torchtitan_rl.observe.unfinished import UnfinishedStep
+from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.find_scorers import find_scorers
 from torchtitan_rl.rewards.workers import WorkerPool
 from torchtitan_rl.run.auto_dtype import set_dtypes
@@ -64,8 +70,12 @@ from torchtitan_rl.run.start_checkpoint import (
     unlike_its_file,
 )
 from torchtitan_rl.run.teacher_folder import prepare_teachers
+from torchtitan_rl.sampler import FarSampler, OrderedSampler, Sampler
 from torchtitan_rl.state import RunState
+from torchtitan_rl.sync.in_process import InProcess
 from torchtitan_rl.sync.lora_engine import lora_options, lora_request
+from torchtitan_rl.sync.other_ranks import PART as ENGINES
+from torchtitan_rl.sync.other_ranks import OrderedEngine, OtherRanks
 from torchtitan_rl.sync.weight_sync import WeightSync
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import Collisions, PolicyAverage, Reference
@@ -85,7 +95,7 @@ if TYPE_CHECKING:
     from torchtitan_rl.data.stream import PromptStream
     from torchtitan_rl.environments.factory import Conversations
     from torchtitan_rl.generator.generator import Generator
-    from torchtitan_rl.rewards.grader import Grader
+    from torchtitan_rl.observe.recorder import Recorder
     from torchtitan_rl.rewards.scorer import Scorer
     from torchtitan_rl.trainer.trainer import Trainer
     from torchtitan_rl.types import IntArray
@@ -130,10 +140,10 @@ def resolve(config: "RunConfig", *, world_size: int) -> Resolved:
         only_watched=teaches or config.eval_only or not samples_training,
     )
     prepare_start(config)
-    check_model(config, world_size=world_size)
+    check_model(config, world_size=world_size - config.generator.ranks)
     if config.teacher:
         prepare_teachers(config, algorithm, load_tokenizer(config.hf_assets_path))
-    on = {"world_size": world_size, "gpu_bytes": gpu_memory_bytes()}
+    on = {"world_size": world_size - config.generator.ranks, "gpu_bytes": gpu_memory_bytes()}
     chosen = choose_by_memory(config, algorithm, **on)
     config.trainer.activation_checkpoint, config.generator.sleep = chosen
     return Resolved(
@@ -160,7 +170,8 @@ class Parts:
     prompts: "PromptStream"
     held_out: "list[Prompt]"
     """The prompts of evaluations, at least one."""
-    grader: "Grader"
+    grader: Grader | None
+    """None with generators on ranks of their own, where completions are graded."""
     tool_workers: WorkerPool | None
     """Processes in which tools run; None without conversations."""
     algorithm: "Algorithm"
@@ -176,9 +187,8 @@ class Parts:
 
     def close(self) -> None:
         """Stop the workers of reward functions and tools and the engine, then the process group that it uses."""
-        self.grader.close()
-        if self.tool_workers is not None:
-            self.tool_workers.close()
+        for workers in filter(None, (self.grader, self.tool_workers)):
+            workers.close()
         self.generator.close()
         comm.close_process_group()
 
@@ -197,13 +207,18 @@ def prepare(config: "RunConfig") -> Resolved:
 
 
 def build_parts(
-    config: "RunConfig", resolved: Resolved | None = None, *, folder: Path = Path()
+    config: "RunConfig",
+    resolved: Resolved | None = None,
+    *,
+    folder: Path = Path(),
+    link: Link | None = None,
 ) -> Parts:
     """Build and connect the parts of a training loop. The engine sleeps, with empty weights, until the first push. Collective.
 
     Args:
         resolved: from `prepare`; None: resolved here.
         folder: where the trainer writes what torchtitan dumps for debugging.
+        link: to generators on ranks of their own; None: each rank has its part of an engine.
 
     Raises:
         UserError: as `prepare`, and if parts do not fit each other.
@@ -214,10 +229,7 @@ def build_parts(
     config, algorithm = resolved.config, resolved.algorithm
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     tokenizer = load_tokenizer(config.hf_assets_path)
-    # First of all: they fork, and the others start threads.
-    grader, tool_workers = config.grader.build(scorers=resolved.scorers), None
-    if any(map(may_answer, resolved.task.members().values())):
-        tool_workers = WorkerPool([operator.call], config.conversations.workers)
+    grader, tool_workers = (None, None) if link else _build_workers(resolved)
     prompts, held_out, environments = build_prompts(resolved, tokenizer, tool_workers)
     millions = parameter_count(config.model_spec) / 1e6
     with events.phase(f"build the policy ({millions:,.1f} million parameters)"):
@@ -227,17 +239,20 @@ def build_parts(
         sources += teaching
         if LOG_COLLISIONS in algorithm.policy_loss.reads:
             sources.append(Collisions(trainer))
-    generator, weight_sync = NoEngine(), None
-    if config.needs_engine(algorithm):
+    generator, weight_sync, connect = NoEngine(), None, None
+    if link:
+        connect = partial(OtherRanks, link, TORCH_DTYPE_MAP[config.generator.dtype])
+    elif config.needs_engine(algorithm):
         with events.phase("start the vLLM engine"):
             generator = _build_generator(config, tokenizer, environments, trainer.lora)
-        weight_sync = WeightSync(
-            config.weight_sync,
-            trainer=trainer,
-            generator=generator,
-            probe=_probe(config, held_out[0]),
-        )
-        generator.sleep()  # loading the optimizer's state needs the engine's memory
+        connect = partial(InProcess, generator)
+    if connect:
+        probe = _probe(config, held_out[0])
+        with events.phase("connect trainer and engine"):
+            weight_sync = WeightSync(
+                config.weight_sync, trainer=trainer, connect=connect, probe=probe
+            )
+    generator.sleep()  # loading the optimizer's state needs the engine's memory
     return Parts(
         config=config,
         tokenizer=tokenizer,
@@ -252,6 +267,15 @@ def build_parts(
         generator=generator,
         weight_sync=weight_sync,
     )
+
+
+def _build_workers(resolved: Resolved) -> tuple[Grader, WorkerPool | None]:
+    """Start the processes of reward functions and tools. First of all: they fork, and other parts start threads."""
+    config, tool_workers = resolved.config, None
+    grader = config.grader.build(scorers=resolved.scorers)
+    if any(map(may_answer, resolved.task.members().values())):
+        tool_workers = WorkerPool([operator.call], config.conversations.workers)
+    return grader, tool_workers
 
 
 def _build_teacher(
@@ -417,25 +441,44 @@ def build_run(
     resolved: Resolved | None = None,
     resume: Resume | None = None,
     stop_requested: Callable[[], int] = lambda: 0,
-) -> Controller:
-    """Build and connect all parts of a run, and load its start or the checkpoint of `resume`. Collective.
+) -> Controller | GeneratorRank:
+    """Build and connect all parts of a run, and load its start or the checkpoint of `resume`. On a rank that only samples, build its
+    program. Collective.
 
     Args:
         stop_requested: see `Controller`.
         resolved: from `prepare`; None: resolved here.
     """
-    parts = build_parts(config, resolved, folder=run_folder)
-    config = parts.config
+    if resolved is None:
+        comm.be_only_rank()
+        resolved = prepare(config)
+    config, link = resolved.config, None
+    if config.generator.ranks:
+        link = Link(config.generator.ranks, timedelta(seconds=config.comm.init_timeout_seconds))
+        if link.samples:
+            return _build_generator_rank(resolved, link, run_folder)
+    parts = build_parts(config, resolved, folder=run_folder, link=link)
     evaluation = config.evaluation.build()
     observer = _build_observer(config, parts, run_folder)
-    step_sampler = Demonstrations(parts.generator, parts.prompts)
+    step_sampler = Demonstrations(parts.generator)
     if parts.algorithm.policy_loss.from_engine:
         step_sampler = config.in_flight.build(generator=parts.generator, stream=parts.prompts)
+    sampler = Sampler(parts.generator, step_sampler, parts.grader, observer.keep)
+    state_of_parts = {"in_flight": step_sampler}
+    if link:
+        sampler = FarSampler(
+            link,
+            step_sampler,
+            ahead=config.generator.ahead > 0,
+            num_steps=config.num_steps,
+            record=observer.recorder.collector.add,
+        )
+        state_of_parts["ahead"] = sampler
     state = RunState(
         algorithm=parts.algorithm,
         recorder=observer.recorder,
         evaluation=evaluation,
-        in_flight=step_sampler,
+        **state_of_parts,
         logprob_gate=parts.trainer.gate,
     )
     checkpointer = _build_checkpointer(config, parts, state, run_folder)
@@ -449,8 +492,7 @@ def build_run(
         prompts=parts.prompts,
         held_out=parts.held_out,
         generator=parts.generator,
-        step_sampler=step_sampler,
-        grader=parts.grader,
+        sampler=sampler,
         algorithm=parts.algorithm,
         sources=parts.sources,
         trainer=parts.trainer,
@@ -471,19 +513,45 @@ def _gather(value: Any) -> list[Any] | None:
     return values
 
 
-def _build_observer(config: "RunConfig", parts: Parts, run_folder: Path) -> RunObserver:
+def _build_generator_rank(resolved: Resolved, link: Link, run_folder: Path) -> GeneratorRank:
+    config, tokenizer = resolved.config, load_tokenizer(resolved.config.hf_assets_path)
+    grader, tool_workers = _build_workers(resolved)
+    prompts, _, environments = build_prompts(resolved, tokenizer, tool_workers)
+    lora = Lora.of(config.trainer.lora)
+    generator = _build_generator(config, tokenizer, environments, lora)
+    recorder = _build_recorder(config, tokenizer, run_folder, gather=None)
+    unfinished = UnfinishedStep()
+    in_flight = config.in_flight.build(generator=generator, stream=prompts)
+    sampler = Sampler(generator, in_flight, grader, unfinished.keep)
+    parts = {
+        ENGINES: OrderedEngine(link, generator, lora),
+        "sampler": OrderedSampler(sampler, recorder.collector.drain),
+    }
+    return GeneratorRank(link, parts, sampler, partial(recorder.write_unfinished, unfinished))
+
+
+def _build_recorder(
+    config: "RunConfig",
+    tokenizer: "PreTrainedTokenizerBase",
+    run_folder: Path,
+    gather: Callable[[Any], list[Any] | None] | None,
+) -> "Recorder":
     code, _ = repositories([CHECKOUT, caller_folder()])
-    recorder = config.metrics.build(
+    return config.metrics.build(
         run_folder=run_folder,
         run_name=run_folder.name,
         run_config={"code": code, **without_secrets(described(config))},
         total_steps=config.num_steps,
-        rank=dist.get_rank(),
-        gather=_gather if dist.get_world_size() > 1 else None,
-        decode=parts.tokenizer.decode,
+        rank=int(os.environ["RANK"]),
+        gather=gather,
+        decode=tokenizer.decode,
     )
+
+
+def _build_observer(config: "RunConfig", parts: Parts, run_folder: Path) -> RunObserver:
+    gather = _gather if dist.get_world_size() > 1 else None
     return RunObserver(
-        recorder,
+        _build_recorder(config, parts.tokenizer, run_folder, gather),
         algorithm=parts.algorithm,
         prompts=parts.prompts,
         token_flops=TokenFlops.of(config.model_spec.model, parts.trainer.model),

@@ -4,8 +4,7 @@ Every rank runs this program. Small values are equal on every rank: prompts, and
 their rewards have been gathered. Large ones (weights, activations, KV cache) are sharded inside `trainer` and `generator`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,9 +29,9 @@ from torchtitan_rl.types import Completion, Episode, EvaluationPass, Group, Prom
 
 if TYPE_CHECKING:
     from torchtitan_rl.data.stream import PromptStream
-    from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine
-    from torchtitan_rl.generator.in_flight import InFlight
+    from torchtitan_rl.generator.demonstrations import NoEngine
     from torchtitan_rl.models.score import Companion
+    from torchtitan_rl.sampler import FarSampler, Sampler
     from torchtitan_rl.sync.weight_sync import WeightSync
     from torchtitan_rl.trainer.optimizer import UpdateReport
     from torchtitan_rl.trainer.trainer import Trainer
@@ -122,8 +121,7 @@ class Controller(Configurable):
         prompts: "PromptStream",
         held_out: list[Prompt],
         generator: "Generator | NoEngine",
-        step_sampler: "InFlight | Demonstrations",
-        grader: Grader,
+        sampler: "Sampler | FarSampler",
         algorithm: Algorithm,
         sources: Sequence[Source],
         trainer: "Trainer",
@@ -138,7 +136,7 @@ class Controller(Configurable):
         """
         Args:
             held_out: the prompts of every evaluation, at least one.
-            step_sampler: samples the groups of a training step: with the generator, or from demonstrations.
+            sampler: samples prompts and has the completions graded, here or on other ranks.
             sources: the frozen models that score the episodes for the algorithm.
             teacher: from which the loss reads a divergence; None for most losses.
             weight_sync: copies the policy into the engine; None without one.
@@ -150,8 +148,7 @@ class Controller(Configurable):
         self.prompts = prompts
         self.held_out = held_out
         self.generator = generator
-        self.step_sampler = step_sampler
-        self.grader = grader
+        self.sampler = sampler
         self.algorithm = algorithm
         self.sources = sources
         self.trainer = trainer
@@ -217,6 +214,7 @@ class Controller(Configurable):
             groups = self._sample()
             self._credit(groups)
             update = self._update(groups)
+            self.sampler.arrive()
             with timed("sync"):
                 record_metric("sync/bytes", self._push(), "max")
             self._evaluate()
@@ -232,53 +230,36 @@ class Controller(Configurable):
         scored: list[Group[ScoredCompletion]] = []
         missing = wanted
         for sampling_round in range(1 + self.algorithm.refill_rounds):
-            # Nothing is sampled yet: this replica's groups come as they get whole, while `_sample_and_grade` takes them.
-            sampling = self.step_sampler.step_groups(
-                missing, first_idx=len(scored), step=self.state.step, round=sampling_round
+            groups = self.sampler.training_groups(
+                self.prompts,
+                missing,
+                first_idx=len(scored),
+                round=sampling_round,
+                state=self._trainer_state(),
             )
-            with sampling as groups:
-                scored += self._sample_and_grade(groups)
+            scored += self._checked(groups, split="train")
             missing = wanted - sum(credit.group_left_out(group) is None for group in scored)
             if missing == 0:
                 break
         self.generator.sleep()  # the engine frees its GPU memory for the update; the push wakes it
+        self.sampler.go_ahead(self.prompts, wanted, state=self._trainer_state(ahead=1))
         return draft_episodes(scored)
 
-    def _sample_and_grade(
-        self, groups: Iterator[Group[Completion]], prefix: str = "", split: str = "train"
+    def _checked(
+        self, scored: list[Group[ScoredCompletion]], split: str
     ) -> list[Group[ScoredCompletion]]:
-        """Sample this replica's groups, and grade each as soon as it is whole, while the engine samples the next.
-
-        Args:
-            groups: each is sampled when it is asked for.
-            prefix, split: of the metrics and of the tables' rows.
-
-        Returns: the groups of all replicas, in the prompts' order, on every rank.
-        """
-        grading = self.grader.round(self._trainer_state())
-        with timed(f"{prefix}generate"):
-            for group in groups:
-                self.observer.keep([group], step=self.state.step, split=split)
-                # All ranks of one engine have its completions. One grades them, so that no reward function runs twice.
-                if self.generator.rank_in_replica == 0:
-                    grading.begin(group)
-        with timed(f"{prefix}grade"):
-            scored = grading.scored_groups()  # waits for the last
-            for key, metric in self.grader.drain_metrics():
-                record_metric(prefix + key, *metric)
-        with timed(f"{prefix}gather"):
-            scored = comm.all_gather_lists(scored)
+        """Keep groups for the case that their step fails, and refuse rewards that the advantage cannot have."""
+        self.observer.keep(scored, step=self.state.step, split=split)
         for group in scored:
             rewards = [sample.reward for sample in group.samples if sample.reward is not None]
             self.algorithm.credit.advantage.check_rewards(rewards)
-        self.observer.keep(scored, step=self.state.step, split=split)
-        return sorted(scored, key=lambda group: group.prompt.prompt_idx)
+        return scored
 
-    def _trainer_state(self) -> TrainerState:
-        """What reward functions get to know of the run."""
+    def _trainer_state(self, ahead: int = 0) -> TrainerState:
+        """What reward functions get to know of the run, in this step or `ahead` of it."""
         config, state = self.config, self.state
         return TrainerState(
-            global_step=state.step,
+            global_step=state.step + ahead,
             max_steps=config.num_steps,
             epoch=self.prompts.epoch(state.prompts_seen) or 0.0,
             num_input_tokens_seen=state.tokens_seen,
@@ -340,11 +321,11 @@ class Controller(Configurable):
         check_replicated(self.state.step, self.held_out)
         episodes: dict[EvaluationPass, list[Group[Episode]]] = {}
         for its_pass, sampling in self.evaluation.passes.items():
-            # Always step 0 and a seed for each sample: the draws do not depend on the step or the number of replicas.
-            groups = self.generator.generate(self.held_out, sampling_config=sampling, seeded=True)
-            with timed("evaluate"), closing(groups):
-                scored = self._sample_and_grade(groups, f"{its_pass.prefix}/", its_pass.split)
-            episodes[its_pass] = draft_episodes(scored)
+            with timed("evaluate"):
+                scored = self.sampler.held_out_groups(
+                    self.held_out, sampling, its_pass, state=self._trainer_state()
+                )
+            episodes[its_pass] = draft_episodes(self._checked(scored, its_pass.split))
         with timed("evaluate"):
             measured = held_out_measures(self.trainer, self.held_out, episodes, self.teacher)
         return self.observer.evaluation(episodes, self.state, measured)
@@ -362,7 +343,7 @@ class Controller(Configurable):
             self._saved = self.checkpoints.save(step, last_step=step == self.config.num_steps)
 
     def close(self) -> None:
-        """Stop the engine, then the process group that it uses."""
-        self.grader.close()
+        """Stop the reward functions and the engine, then the process group that it uses."""
+        self.sampler.close()
         self.generator.close()
         comm.close_process_group()

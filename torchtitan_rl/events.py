@@ -15,7 +15,7 @@ WATCH_VARIABLE = "TORCHTITAN_RL_WATCH"
 """The environment variable that names the folder of this node's ranks, if a launcher watches: statuses, and what agents and
 environments write. The launcher removes it."""
 T = TypeVar("T")
-Kind = Literal["phase", "heartbeat", "timed"]
+Kind = Literal["phase", "heartbeat", "timed", "waiting"]
 
 
 class Listener:
@@ -114,6 +114,11 @@ def advanced() -> None:
 def timed(name: str) -> AbstractContextManager[None]:
     """Record the seconds inside as `time/{name}`: the sum of a step's calls on the slowest rank."""
     return _inside("timed", name)
+
+
+def waiting(name: str) -> AbstractContextManager[None]:
+    """`timed`, where this rank waits for others that work on something else: it holds up none of them."""
+    return _inside("waiting", name)
 
 
 def phase(name: str) -> AbstractContextManager[None]:

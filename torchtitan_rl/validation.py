@@ -41,6 +41,7 @@ def validate(config: "RunConfig", *, world_size: int) -> Algorithm:
     expect(config.task is not None, "task", None, example, "The config function must set it.")
     check_fields(config)
     check_dump_folder(config.dump_folder)
+    _check_own_ranks(config, world_size)
     check_form(config.resume)
     chosen_sinks(config.metrics.sinks)
     Selection(config.metrics.select)
@@ -48,6 +49,9 @@ def validate(config: "RunConfig", *, world_size: int) -> Algorithm:
     with correctable("algorithm: building its parts raised"):
         algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     samples_training = algorithm.policy_loss.from_engine
+    expected = "0 with demonstrations: nothing is sampled"
+    own = config.generator.ranks
+    expect(samples_training or not own, "generator.ranks", own, expected, "Set 0.")
     _check_evaluation(config, samples_training)
     _check_layout(config, world_size)
     _check_training_sampling(config)
@@ -61,7 +65,8 @@ def validate(config: "RunConfig", *, world_size: int) -> Algorithm:
     if config.in_flight.prompts:
         expected = "0 with demonstrations: nothing is sampled"
         expect(samples_training, "in_flight.prompts", config.in_flight.prompts, expected, "Set 0.")
-        _check_in_flight(config, world_size // config.generator.tensor_parallel_degree)
+        samplers = config.generator.ranks or world_size
+        _check_in_flight(config, samplers // config.generator.tensor_parallel_degree)
     _check_objective(config, algorithm)
     check_teacher(config, algorithm.policy_loss)
     return algorithm
@@ -132,9 +137,39 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
     expect(compiles, "trainer.compile", True, expected, "Leave it off without a GPU.")
 
 
+def _check_own_ranks(config: "RunConfig", world_size: int) -> None:
+    """Check that the ranks that only sample leave some that train, and what only they can have."""
+    ranks, ahead = config.generator.ranks, config.generator.ahead
+    expected = f"fewer than the {world_size} ranks (NGPU x NNODES), so that some train"
+    expect(ranks < world_size, "generator.ranks", ranks, expected, "Lower it, or start more.")
+    expected = "0 without generator.ranks, whose engines sample beside the update"
+    expect(ranks > 0 or not ahead, "generator.ahead", ahead, expected, "Set generator.ranks too.")
+    expected = "False with generator.ranks: the records would be of other ranks"
+    replays = bool(ranks and config.generator.router_replay)
+    expect(not replays, "generator.router_replay", True, expected, "Turn it off.")
+    expected = 'False or "auto" with generator.ranks: nothing else needs their memory'
+    sleeps = ranks > 0 and config.generator.sleep is True
+    expect(not sleeps, "generator.sleep", True, expected, "Leave it out.")
+    if ahead:
+        _check_corrected(config, "with generator.ahead")
+
+
+def _check_corrected(config: "RunConfig", alone: str) -> None:
+    """Check that tokens which older weights sampled are corrected for."""
+    algorithm = config.algorithm
+    corrected = (
+        not isinstance(algorithm.mismatch, NoCorrection.Config)
+        or algorithm.old_logprobs == "sampler"
+    )
+    expected = f"a correction {alone}, for tokens of older weights"
+    remedy = "Use TokenTruncate.Config() (--algorithm.old-logprobs sampler: the ratio contains it)."
+    expect(corrected, "algorithm.mismatch", "none", expected, remedy)
+
+
 def _check_layout(config: "RunConfig", world_size: int) -> None:
     """Check that degrees, ranks and prompts fit each other."""
-    p = config.trainer.parallelism
+    p, own = config.trainer.parallelism, config.generator.ranks
+    trainers, samplers = world_size - own, own or world_size
     for name in ("pipeline_parallel_degree", "context_parallel_degree"):
         degree, field = getattr(p, name), f"trainer.parallelism.{name}"
         expect(degree == 1, field, degree, "1, as it is not supported", "Use FSDP, HSDP and TP.")
@@ -142,17 +177,24 @@ def _check_layout(config: "RunConfig", world_size: int) -> None:
         f"tensor_parallel_degree {p.tensor_parallel_degree} x data_parallel_replicate_degree {p.data_parallel_replicate_degree} x "
         f"data_parallel_shard_degree {p.data_parallel_shard_degree} (-1: the ranks that are left)"
     )
-    where = f"trainer.parallelism on {world_size} ranks (NGPU x NNODES)"
+    where = (
+        f"trainer.parallelism on {trainers} ranks (NGPU x NNODES{' - generator.ranks' * (own > 0)})"
+    )
     if p != TrainerConfig().parallelism:  # the default fits any number of ranks
         from torchtitan.distributed import ParallelDims  # a second
 
         with correctable(f"{where}: {degrees} do not fit them:"):
-            ParallelDims.from_config(p, world_size)
+            ParallelDims.from_config(p, trainers)
     degree, prompts = config.generator.tensor_parallel_degree, config.num_prompts_per_step
-    field, expected = "generator.tensor_parallel_degree", f"a divisor of the {world_size} ranks"
-    expect(world_size % degree == 0, field, degree, expected, "Change it, or NGPU.")
-    replicas = world_size // degree
-    expected = f"at least {replicas}, one for each generator replica ({world_size} ranks / {field} {degree})"
+    field, expected = (
+        "generator.tensor_parallel_degree",
+        f"a divisor of the {samplers} ranks{' that sample' * (own > 0)}",
+    )
+    expect(samplers % degree == 0, field, degree, expected, "Change it, or the ranks.")
+    replicas = samplers // degree
+    expected = (
+        f"at least {replicas}, one for each generator replica ({samplers} ranks / {field} {degree})"
+    )
     remedy = "Raise it, or start fewer ranks (NGPU)."
     expect(prompts >= replicas, "num_prompts_per_step", prompts, expected, remedy)
 
@@ -298,11 +340,7 @@ def _check_in_flight(config: "RunConfig", replicas: int) -> None:
     refills, expected = algorithm.zero_variance == "refill", f'"keep" or "drop" {alone}'
     remedy = "Groups in flight are a supply of new prompts already."
     expect(not refills, "algorithm.zero_variance", "refill", expected, remedy)
-    corrects = not isinstance(algorithm.mismatch, NoCorrection.Config)
-    expected = f"a correction {alone}, for tokens of older weights"
-    remedy = "Use TokenTruncate.Config() (--algorithm.old-logprobs sampler: the ratio contains it)."
-    corrected = corrects or algorithm.old_logprobs == "sampler"
-    expect(corrected, "algorithm.mismatch", "none", expected, remedy)
+    _check_corrected(config, alone)
     for name, sampling in {"sampling": config.sampling, **config.task.samplings()}.items():
         expected = f"none {alone}: a text may span two steps"
         expect(not sampling.stop, f"{name}.stop", sampling.stop, expected, "Use stop_token_ids.")

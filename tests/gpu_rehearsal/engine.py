@@ -251,8 +251,8 @@ def rehearse_steps(at: str, steps: int = 3) -> list[str]:
             nn.init.normal_(parameter)
         sent = dict(hf_weights(policy, adapter, torch.bfloat16))
         transport.send(sent.items(), (), policy_version=step)
-        right = shards.checksums(torch.bfloat16) * transport.base.copies(packed=True)
-        differs = (transport.base.checksums(packed=True) != right).tolist()
+        right = shards.checksums(torch.bfloat16) * transport.copies(0, packed=True)
+        differs = (transport.checksums(0, packed=True)[0] != right).tolist()
         faults += [f"{name} arrived otherwise" for name, other in zip(shards.shapes, differs, strict=True) if other]
         faults += transport.faults()
         ids = [rng.integers(10, 100, int(rng.integers(4, 60))) for _ in range(9)]
@@ -284,7 +284,7 @@ def _in_flight(generator: Generator, worker: CountingWorker, weights: dict[str, 
         load_base(generator, weights.items())
         begin_sampling(generator, step)
         versions[step] = worker.version
-        with in_flight.step_groups(6, step=step) as whole:
+        with begun(in_flight, 6, step=step) as whole:
             groups = list(whole)
         for group in groups:
             for sample in group.samples:

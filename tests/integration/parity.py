@@ -14,7 +14,10 @@ import os
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+
+from torchtitan_rl.sync.in_process import InProcess
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
@@ -119,7 +122,7 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
     growth = 0.2 if generator.config.dtype == "float32" else 0.05
     policy = Policy(model, adapter, dtype=generator.config.dtype)
     config = WeightSync.Config(check_interval=1, max_diff=most_diff)
-    sync = config.build(trainer=policy, generator=generator, probe=np.array(SEQUENCES[0]))
+    sync = config.build(trainer=policy, connect=partial(InProcess, generator), probe=np.array(SEQUENCES[0]))
 
     prompts = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
     turns = 0  # completions of several turns

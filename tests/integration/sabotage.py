@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from torchtitan_rl import device  # noqa: F401
@@ -30,7 +31,7 @@ from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
-from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES  # noqa: E402
+from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES, InProcess  # noqa: E402
 from torchtitan_rl.sync.probe import distances  # noqa: E402
 from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSync, WeightSyncError  # noqa: E402
 from torchtitan_rl.types import Prompt  # noqa: E402
@@ -75,7 +76,7 @@ class Pair:
     def new_sync(self) -> WeightSync:
         """A sync after its first push, which is right."""
         scale_policy(self.model, 1.0)  # back to shards
-        sync = self.config.build(trainer=self.policy, generator=self.generator, probe=self.probe)
+        sync = self.config.build(trainer=self.policy, connect=partial(InProcess, self.generator), probe=self.probe)
         self.push(sync, self.weights())
         return sync
 

@@ -1,6 +1,7 @@
 """Families that run with transformers' layers: an odd-shaped random folder of each, and what must hold of it."""
 
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.models.score import forget_forwards, score
 from torchtitan_rl.run import safe_load
 from torchtitan_rl.sampling import SamplingConfig
+from torchtitan_rl.sync.in_process import InProcess
 from torchtitan_rl.sync.weight_sync import WeightSync
 from torchtitan_rl.trainer.model_loader import meta_model, model_config
 from torchtitan_rl.types import SegmentLayout
@@ -220,7 +222,7 @@ class Engine:
         policy, parts = Policy(model, adapter), sequences()
         scale_policy(model, 1.0)  # back to shards
         config = WeightSync.Config(max_diff=1e-4 if self.dtype == "float32" else None)
-        sync = config.build(trainer=policy, generator=self.generator, probe=parts[0].numpy())
+        sync = config.build(trainer=policy, connect=partial(InProcess, self.generator), probe=parts[0].numpy())
         sync.push(policy_version=1)
         return max(
             float(np.abs(self.generator.prompt_logprobs(ids.numpy()) - logprobs_of(model, ids)).max()) for ids in parts

@@ -1,5 +1,6 @@
 """A policy with adapters and an engine in one process, for tests of the push."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.sampling import SamplingConfig
+from torchtitan_rl.sync.in_process import InProcess
 from torchtitan_rl.sync.lora_engine import lora_options, lora_request
 from torchtitan_rl.sync.weight_sync import WeightSync
 from torchtitan_rl.types import Prompt
@@ -50,7 +52,9 @@ class AdapterPair:
         """Let the next push be a run's first, with the base."""
         scale_policy(self.model, 1.0)  # back to shards
         config = WeightSync.Config(check_interval=1, max_diff=self.most_diff)
-        self.weight_sync = config.build(trainer=self.policy, generator=self.generator, probe=np.array(SEQUENCES[0]))
+        self.weight_sync = config.build(
+            trainer=self.policy, connect=partial(InProcess, self.generator), probe=np.array(SEQUENCES[0])
+        )
 
     def base(self) -> dict[str, torch.Tensor]:
         return dict(hf_weights(self.model, self.names, self.generator.dtype))

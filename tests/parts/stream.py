@@ -1,8 +1,11 @@
 """A prompt stream of given prompts."""
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from torchtitan_rl.types import Prompt
+from torchtitan_rl.generator.in_flight import InFlight
+from torchtitan_rl.types import Completion, Group, Prompt
 
 
 class ListStream:
@@ -19,3 +22,9 @@ class ListStream:
         new = self._prompts[self._seen : self._seen + num_prompts]
         self._seen += len(new)
         return [replace(prompt, prompt_idx=first_idx + i) for i, prompt in enumerate(new)]
+
+
+def begun(in_flight: InFlight, needed: int, *, step: int) -> AbstractContextManager[Iterator[Group[Completion]]]:
+    """A step of `needed` groups with the next prompts of the stream of `in_flight`, as `Sampler.training_groups` begins it."""
+    new = in_flight._stream.next_batch(in_flight.num_new(needed))  # noqa: SLF001
+    return in_flight.step_groups(new, needed, step=step)

@@ -11,6 +11,8 @@ from torchtitan_rl.algorithm import Algorithm, MaxRl
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.errors import SamplerFault, UserError
 from torchtitan_rl.evaluation import Evaluation
+from torchtitan_rl.rewards.trainer_state import TrainerState
+from torchtitan_rl.sampler import Sampler
 from torchtitan_rl.state import RunState
 from torchtitan_rl.types import Completion, Episode, Group, ScoredCompletion
 
@@ -55,10 +57,17 @@ class Run:
     def epoch(self, num_seen):
         return None
 
+    def num_new(self, needed):
+        return needed
+
+    def next_batch(self, num_prompts, *, first_idx):
+        self.say("prompts", first_idx, "to", first_idx + num_prompts - 1)
+        return [prompt(first_idx + number) for number in range(num_prompts)]
+
     @contextmanager
-    def step_groups(self, needed, *, first_idx, step, round):
-        self.say("prompts", first_idx, "to", first_idx + needed - 1)
-        yield self.sample([prompt(first_idx + number) for number in range(needed)], round)
+    def step_groups(self, new, needed, *, step, round):
+        assert needed == len(new)
+        yield self.sample(new, round)
         self.say("carry the others")
 
     def sample(self, prompts, round):
@@ -152,7 +161,7 @@ def controller(run, *, num_steps=1, resumed_at=0, algorithm=None, **evaluation):
     state.step = resumed_at
     return Controller(
         config,
-        prompts=run, held_out=[prompt(0)], generator=run, step_sampler=run, grader=run, sources=[run], trainer=run, weight_sync=run,
+        prompts=run, held_out=[prompt(0)], generator=run, sampler=Sampler(run, run, run, run.keep), sources=[run], trainer=run, weight_sync=run,
         evaluation=evaluation.build(), state=state, algorithm=algorithm.build(max_completion_tokens=MAX_TOKENS),
         observer=run, checkpoints=run, stop_requested=run.stop_requested, teacher=None,
     )  # fmt: skip
@@ -212,8 +221,8 @@ def test_reward_functions_are_told_the_step_the_runs_length_and_the_tokens_so_fa
 
 def test_one_rank_of_an_engine_grades_its_groups():
     run = Run(rank_in_replica=1)
-    with run.step_groups(2, first_idx=0, step=1, round=0) as groups:
-        assert controller(run)._sample_and_grade(groups) == []
+    sampler = Sampler(run, run, run, run.keep)
+    assert sampler.training_groups(run, 2, state=TrainerState(global_step=1)) == []
 
 
 def test_stop_signal_ends_the_run_after_its_step_with_a_checkpoint():
@@ -269,7 +278,7 @@ def test_maxrl_refuses_a_reward_below_its_lowest_as_soon_as_one_is_graded(held_o
         UserError, match=r"algorithm.advantage.lowest = 0.0: expected at most -1, .*Set it to the least"
     ):
         controller(run, num_steps=3, every=3, algorithm=Algorithm.Config(advantage=MaxRl.Config())).run()
-    assert run.calls[-1] == ("sample held-out prompts" if held_out == (-1.0,) else "sample in round 0")
+    assert run.calls[-1] == ("sample held-out prompts" if held_out == (-1.0,) else "carry the others")
 
 
 def test_best_step_is_kept_before_it_is_saved_and_the_start_is_not_kept():

@@ -96,6 +96,22 @@ OPTIONS_OF_RANKS = [
     (4, "--num-prompts-per-step 3", "one for each generator replica (4 ranks / generator.tensor_parallel_degree 1)"),
     (4, f"{TP} 4", "tensor_parallel_degree = 4: expected a divisor of the model's heads, key-value heads and"),
     (3, "--generator.tensor-parallel-degree 2", "tensor_parallel_degree = 2: expected a divisor of the 3 ranks"),
+    (2, "--generator.ranks 2", "generator.ranks = 2: expected fewer than the 2 ranks"),
+    (3, "--generator.ranks 1 --generator.tensor-parallel-degree 2", "expected a divisor of the 1 ranks that sample"),
+    (4, f"--generator.ranks 1 {TP} 2", "trainer.parallelism on 3 ranks (NGPU x NNODES - generator.ranks)"),
+    (2, "--generator.ahead 1", "generator.ahead = 1: expected 0 without generator.ranks"),
+    (
+        2,
+        "--generator.ranks 1 --generator.ahead 1",
+        "algorithm.mismatch = 'none': expected a correction with generator.ahead",
+    ),
+    (2, "--generator.ranks 1 --generator.sleep True", "generator.sleep = True: expected False"),
+    (
+        2,
+        "--generator.ranks 1 --generator.router-replay",
+        "generator.router_replay = True: expected False with generator.ranks",
+    ),
+    (2, "--config debug_sft --generator.ranks 1", "generator.ranks = 1: expected 0 with demonstrations"),
 ]
 
 

@@ -36,6 +36,7 @@ from torchtitan_rl.run.stop_signal import StopSignal
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
     from torchtitan_rl.controller import Controller
+    from torchtitan_rl.generator_rank import GeneratorRank
 
 WRONG_INPUT, STOPPED = 2, 3
 LOST_S = 2.0
@@ -169,10 +170,13 @@ def train_run(
     return folder.path
 
 
-def _carry_out(controller: "Controller", run_folder: Path) -> int:
-    """Train or evaluate. Returns the number of the signal that stopped training, or 0."""
+def _carry_out(controller: "Controller | GeneratorRank", run_folder: Path) -> int:
+    """Train or evaluate, or sample for the ranks that do. Returns the number of the signal that stopped training, or 0."""
+    from torchtitan_rl.generator_rank import GeneratorRank
     from torchtitan_rl.observe.evaluation_results import print_results, results_folder
 
+    if isinstance(controller, GeneratorRank):
+        return controller.run()
     try:
         if not controller.config.eval_only:
             stopped = controller.run()

@@ -1,6 +1,6 @@
 """Learning from demonstrations (SFT): a step's groups come from the data in place of the engine."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from torchtitan_rl.algorithm.losses.sft import check_demonstrated
-from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.replicated import check_replicated
-from torchtitan_rl.types import Completion, Group
+from torchtitan_rl.types import Completion, Group, Prompt
 
 if TYPE_CHECKING:
     from torchtitan_rl.generator.generator import Generator
@@ -19,18 +18,20 @@ if TYPE_CHECKING:
 class Demonstrations:
     """Stands for `InFlight` where each group is a prompt and the data's own completion."""
 
-    def __init__(self, generator: "Generator | NoEngine", stream: PromptStream) -> None:
+    def __init__(self, generator: "Generator | NoEngine") -> None:
         self._generator = generator
-        self._stream = stream
+
+    def num_new(self, needed: int) -> int:
+        """Returns how many new prompts a step of `needed` groups begins with."""
+        return needed
 
     @contextmanager
     def step_groups(
-        self, needed: int, *, first_idx: int = 0, step: int, round: int = 0
+        self, new: Sequence[Prompt], needed: int, *, step: int, round: int = 0
     ) -> Iterator[Iterator[Group[Completion]]]:
-        """In the context, iterate over this replica's share of a step's `needed` groups."""
-        prompts = self._stream.next_batch(needed, first_idx=first_idx)
-        check_replicated(step, prompts)
-        share = prompts[self._generator.replica :: self._generator.num_replicas]
+        """In the context, iterate over this replica's share of a step's groups, one for each new prompt."""
+        check_replicated(step, new)
+        share = new[self._generator.replica :: self._generator.num_replicas]
         for prompt in share:
             check_demonstrated(prompt)
         yield (

@@ -12,6 +12,13 @@ from torchtitan_rl.fields.number import number
 class GeneratorConfig(Configurable.Config):
     """How the policy is sampled."""
 
+    ranks: int = number(0, least=0, remedy="0 samples on the trainer's ranks.")
+    """The job's last ranks that only sample, while the others only train. 0: every rank does both, in turn."""
+
+    ahead: int = number(0, least=0, most=1, remedy="1 samples during the update.")
+    """With `ranks`: 1 samples each step's completions while the trainers update on the step before, with weights one update
+    older. 0: trainers and generators take turns."""
+
     tensor_parallel_degree: int = number(1, least=1, remedy="1 turns it off.")
     """Ranks that share one engine, independent of the trainer's degree. The number of replicas is world size /
     this."""

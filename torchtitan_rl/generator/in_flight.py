@@ -76,20 +76,23 @@ class InFlight(Configurable):
         """Whether a step may begin or end with unfinished groups."""
         return bool(self.config.prompts or self.carried)
 
+    def num_new(self, needed: int) -> int:
+        """Returns how many new prompts a step of `needed` groups begins with."""
+        return max(0, max(needed, self.config.prompts) - len(self.carried))
+
     @contextmanager
     def step_groups(
-        self, needed: int, *, first_idx: int = 0, step: int, round: int = 0
+        self, new: Sequence[Prompt], needed: int, *, step: int, round: int = 0
     ) -> Iterator[Iterator[Group[Completion]]]:
         """In the context, iterate over this replica's share of a step's `needed` groups, each as soon as it is whole.
 
         When the context ends, the groups that are not whole are carried to the next step, on every rank. Collective.
 
         Args:
-            first_idx: the prompt_idx of the first new prompt.
+            new: `num_new` prompts.
             step, round: see `Generator.begin`.
         """
-        num_new = max(0, max(needed, self.config.prompts) - len(self.carried))
-        prompts = self._with_carried(self._stream.next_batch(num_new, first_idx=first_idx))
+        prompts = self._with_carried(new)
         check_replicated(step, prompts)
         with closing(self._sample(prompts, needed=needed, step=step, round=round)) as groups:
             yield groups

@@ -51,6 +51,7 @@ def start_engine(config: GeneratorConfig, hf_assets_path: str, **options: Any) -
     unlink_shared_memory(siblings, rank_in_replica)  # left by a killed run
     is_hybrid = import_engine_model(hf_assets_path)
     preloaded = os.environ.get("LD_PRELOAD", "")
+    job_rank, os.environ["RANK"] = os.environ["RANK"], str(dist.get_rank())  # vLLM reads it
     llm = LLM(
         model=hf_assets_path,
         load_format="dummy",
@@ -66,6 +67,7 @@ def start_engine(config: GeneratorConfig, hf_assets_path: str, **options: Any) -
         **engine_options(config),
         **options,
     )
+    os.environ["RANK"] = job_rank
     # A CPU engine names two libraries in it for worker processes, which it does not have here. Programs that rewards and
     # tools start would load them too.
     os.environ["LD_PRELOAD"] = preloaded

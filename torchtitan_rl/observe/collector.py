@@ -118,16 +118,24 @@ class Collector(Listener):
         try:
             yield
         finally:
-            if kind == "timed":
+            if kind in ("timed", "waiting"):
                 used = used_memory_bytes()
                 with self._lock:
                     self._phase_seconds[name] += time.perf_counter() - started
                     self._peak_bytes = max(self._peak_bytes, used)
 
     def elapsed(self, name: str) -> float:
-        """This rank's seconds in `timed(name)` since the last drain."""
+        """This rank's seconds in `timed(name)` since the last drain; if it has none, those that `add` has brought."""
         with self._lock:
-            return self._phase_seconds[name]
+            added = self._collection.series.get(f"time/{name}")
+            brought = added.values(name).get(name, 0.0) if added else 0.0
+            return self._phase_seconds[name] or brought
+
+    def add(self, other: Collection) -> None:
+        """Add what a rank of generators has recorded."""
+        with self._lock:
+            self._fold()
+            self._collection.merge(other, self.warn)
 
     def drain(self) -> Collection:
         """Returns this rank's collection since the last drain."""

@@ -115,7 +115,8 @@ def memory_need(
         adapters, exported = _adapter_sizes(config)
         trained, pushed = adapters / ranks, exported * BYTES[config.generator.dtype]
     frozen = _frozen_bytes(config, algorithm, shape) / ranks
-    engine = config.generator.gpu_memory_utilization * gpu_bytes * config.needs_engine(algorithm)
+    beside = config.needs_engine(algorithm) and not config.generator.ranks
+    engine = config.generator.gpu_memory_utilization * gpu_bytes * beside
     awake = {
         "weights and moments": 12 * trained + frozen,
         "engine": engine,
@@ -243,7 +244,7 @@ def choose_by_memory(
     if checkpointing == "auto":
         checkpointing = next((c for c in ("none", "selective") if fits(c, sleep)), "full")
     if sleep == "auto":
-        sleep = not fits(checkpointing, False)
+        sleep = not config.generator.ranks and not fits(checkpointing, False)
     return checkpointing, sleep
 
 

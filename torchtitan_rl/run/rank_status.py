@@ -10,12 +10,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from torchtitan_rl.events import WATCH_VARIABLE, Listener
+from torchtitan_rl.events import WATCH_VARIABLE, Kind, Listener
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.run.job_processes import is_alive, state
 
@@ -62,6 +62,8 @@ class RankStatus:
     notice_s: float = STARTING_NOTICE_S
     limit_s: float = STARTING_LIMIT_S
     """Seconds without progress after which the rank is late in this phase, and after which the job ends."""
+    waits: bool = False
+    """Whether it waits for ranks that work on something else: generators of their own, or their trainers."""
     run_folder: str = ""
     """Where the launcher writes how a rank ended that cannot do so."""
     outcome: str = ""
@@ -107,6 +109,17 @@ class StatusFile(Listener):
             notice_s, limit_s = max(notice_s, STARTING_NOTICE_S), max(limit_s, STARTING_LIMIT_S)
         now = time.monotonic()
         self.update(phase=where, began=now, progressed=now, changes=changes, notice_s=notice_s, limit_s=limit_s)  # fmt: skip
+
+    @contextmanager
+    def during(self, kind: Kind, name: str) -> Iterator[None]:
+        if kind != "waiting":
+            yield
+            return
+        self.update(waits=True)
+        try:
+            yield
+        finally:
+            self.update(waits=False)
 
     def advanced(self) -> None:
         if time.monotonic() - self.status.progressed > ADVANCED_EVERY_S:
@@ -175,7 +188,9 @@ def is_stopped(status: RankStatus) -> bool:
 
 
 def stragglers(ranks: Sequence[RankStatus]) -> list[RankStatus]:
-    """The ranks that hold up the others: those with the fewest phase changes; of these, those that are stopped, if there are any."""
+    """The ranks that hold up the others: of those that do not wait, those with the fewest phase changes; of these, those that are
+    stopped, if there are any."""
+    ranks = [status for status in ranks if not status.waits] or ranks
     fewest = min((status.changes for status in ranks), default=0)
     slow = [status for status in ranks if status.changes == fewest]
     return [status for status in slow if is_stopped(status)] or slow

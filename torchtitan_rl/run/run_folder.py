@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from torchtitan_rl import comm
 from torchtitan_rl.device import DEVICE_TYPE
@@ -90,7 +89,7 @@ class RunFolder:
         if self.has_begun:
             return
         self.has_begun = True
-        if dist.get_rank() != 0:
+        if not comm.is_rank_0():
             return
         code, diff = repositories([CHECKOUT, caller_folder()])
         started = {"config": name, "command": sys.argv, "folder_of_command": caller_folder()}
@@ -102,7 +101,7 @@ class RunFolder:
             "platform": platform.platform(),
             "device": torch.cuda.get_device_name() if DEVICE_TYPE == "cuda" else "cpu",
             "cpu_count": os.cpu_count(),
-            "world_size": dist.get_world_size(),
+            "world_size": int(os.environ.get("WORLD_SIZE", "1")),
             "packages": {package: _version(package) for package in PACKAGES},
         }
         settings = without_secrets({**started, **described(config)})

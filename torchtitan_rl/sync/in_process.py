@@ -1,14 +1,15 @@
 """The transport to the engine in this rank's process: what is sent, and what the receiver answers.
 
-Generators on ranks of their own would be another transport with these methods: `send`, the checksums of `base` and `adapter`,
-`faults` and `logprobs`.
+`sync/other_ranks.py` has the transport to generators on ranks of their own, with the same methods.
 """
 
 from collections.abc import Iterable, Iterator
 from functools import partial
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from torchtitan_rl import comm
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.patches import (
@@ -38,7 +39,6 @@ class InProcess:
         self._generator, self._lora = generator, lora
         self._model: nn.Module = generator.inspect(lambda model: model)
         self.dtype = generator.dtype
-        self.num_engines, self.number = generator.num_replicas, generator.replica
         weights = partial(
             EngineWeights,
             rank=generator.rank_in_replica,
@@ -46,11 +46,11 @@ class InProcess:
             dtype=generator.dtype,
             device=next(self._model.parameters()).device,
         )
-        self.base, self.adapter = weights(shapes), weights(adapter_shapes)
+        self._sides = [weights(shapes), weights(adapter_shapes)]
         head = generator.wide_head
-        find_base(self.base, self._model, unused=head.source if head else None)
+        find_base(self._sides[0], self._model, unused=head.source if head else None)
         if lora:
-            find_adapter(self.adapter, self._model)
+            find_adapter(self._sides[1], self._model)
             if ON_CPU:
                 apply_adapter_at_once(self._model)
         # Buffers that are computed from the model's config.
@@ -81,18 +81,31 @@ class InProcess:
     def asleep(self) -> bool:
         return self._generator.asleep
 
+    def copies(self, side: int, *, packed: bool) -> Tensor:
+        """See `EngineWeights.copies`. `side`: 0 the base, 1 the adapter."""
+        return self._sides[side].copies(packed=packed)
+
+    def checksums(self, side: int, *, packed: bool) -> Tensor:
+        """Returns each engine's checksums, summed over its copies and its ranks, [engines, names] int64. Collective."""
+        mine = self._sides[side].checksums(packed=packed)  # [names] this rank's part
+        generator = self._generator
+        of_engines = mine.new_zeros(generator.num_replicas, len(mine))
+        of_engines[generator.replica] = mine
+        dist.all_reduce(of_engines)
+        return of_engines
+
     def faults(self) -> dict[str, str]:
-        """Returns {name: fault} of what this rank's engine computes with beside its weights."""
+        """Returns {name: fault} of what any rank's engine computes with beside its weights. Collective."""
         constants = ((n, self._model.get_buffer(n), start) for n, start in self._constants.items())
         faults = {name: CHANGED for name, buffer, start in constants if not buffer.equal(start)}
         head = self._generator.wide_head
         if head and not head.is_current():
             faults["lm_head.weight"] = OTHER_VALUES
-        return faults
+        return dict(comm.all_gather_lists(list(faults.items())))
 
-    def logprobs(self, probe: IntArray) -> FloatArray:
-        """Returns the engine's log-probabilities of probe[1:], [L - 1]."""
-        return self._generator.prompt_logprobs(probe)
+    def logprobs(self, probe: IntArray) -> list[FloatArray]:
+        """Returns the log-probabilities of probe[1:] of this rank's engine, [L - 1]."""
+        return [self._generator.prompt_logprobs(probe)]
 
 
 def load_base(generator: Generator, weights: Weights) -> None:

@@ -4,7 +4,7 @@ Checksums of the policy's shards are compared with those of the matrices that th
 they cannot see: another model, such as one with a different rotary base.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,12 @@ from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 from torchtitan_rl import comm
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.errors import TrainingStopped
-from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models.hf import exported_rows, hf_weights
-from torchtitan_rl.models.lora.adapters import adapter_rows
+from torchtitan_rl.models.lora.adapters import Lora, adapter_rows
 from torchtitan_rl.models.lora.lora_config import is_adapter
-from torchtitan_rl.sync.engine_weights import EngineWeights
+from torchtitan_rl.sync.engine_weights import Shapes
 from torchtitan_rl.sync.in_process import OTHER_VALUES, InProcess, Weights
+from torchtitan_rl.sync.other_ranks import OtherRanks
 from torchtitan_rl.sync.probe import disagreement, rounding_noise
 from torchtitan_rl.sync.shard_checksums import ShardChecksums
 from torchtitan_rl.sync.sync_config import WeightSyncConfig
@@ -48,23 +48,30 @@ class WeightSync(Configurable):
     Config = WeightSyncConfig
 
     def __init__(
-        self, config: WeightSyncConfig, *, trainer: "Trainer", generator: Generator, probe: IntArray
+        self,
+        config: WeightSyncConfig,
+        *,
+        trainer: "Trainer",
+        connect: "Callable[[Lora | None, Shapes, Shapes], InProcess | OtherRanks]",
+        probe: IntArray,
     ) -> None:
-        """`probe`: [L] the tokens that both sides score."""
+        """
+        Args:
+            connect: returns the transport to the engines, for the shapes of the policy's weights and of its adapter's.
+            probe: [L] the tokens that both sides score.
+        """
         self.config = config
         self._trainer, self._probe = trainer, probe
-        dtypes = {trainer.config.mixed_precision_param, generator.config.dtype}
-        self._coarser = TORCH_DTYPE_MAP["float32" if dtypes == {"float32"} else "bfloat16"]
         model, names, lora = trainer.model, trainer.state_dict_adapter, trainer.lora
         base = ShardChecksums(exported_rows(model, names))
         adapter = ShardChecksums(
             adapter_rows(model, names) if lora else (), lora_scale=lora.scale if lora else 1.0
         )
-        self._engine = InProcess(generator, lora, base.shapes, adapter.shapes)
-        self._sides: list[tuple[ShardChecksums, EngineWeights]] = [(base, self._engine.base)]
-        """The policy's weights and the engine's: of the base, and of the adapter."""
-        if lora:
-            self._sides.append((adapter, self._engine.adapter))
+        self._sides = [base, adapter] if lora else [base]
+        self._engine = connect(lora, base.shapes, adapter.shapes)
+        trained = TORCH_DTYPE_MAP[trainer.config.mixed_precision_param]
+        same_float32 = trained == self._engine.dtype == torch.float32
+        self._coarser = torch.float32 if same_float32 else torch.bfloat16
         self._num_pushes = 0
         self._noise = np.zeros(2)
         """`probe.rounding_noise`, [2], measured at full checks and again before a push is refused."""
@@ -124,8 +131,11 @@ class WeightSync(Configurable):
     def _missing(self, sent: Collection[str], *, sends_base: bool) -> dict[str, str]:
         """Returns {name: fault} of tensors that were not sent, or for which the engine has no adapter."""
         missing: dict[str, str] = {}
-        for policy, engine in self._sides if sends_base else self._sides[1:]:
-            copies_of_names = engine.copies(packed=True).tolist()
+        for side in range(len(self._sides))[0 if sends_base else 1 :]:
+            policy, copies_of_names = (
+                self._sides[side],
+                self._engine.copies(side, packed=True).tolist(),
+            )
             for name, copies in zip(policy.shapes, copies_of_names, strict=True):
                 if copies and name not in sent:
                     missing[name] = NOT_SENT
@@ -150,14 +160,13 @@ class WeightSync(Configurable):
             packed: also compare the matrices that a CPU engine has packed.
         """
         wrong: list[str] = []
-        for policy, engine in self._sides:
-            copies = engine.copies(packed=packed)  # [names] in each engine, on its ranks together
+        for side, policy in enumerate(self._sides):
+            # [names] in each engine, on its ranks together
+            copies = self._engine.copies(side, packed=packed)
             due = set(copies.nonzero().flatten().tolist())
             of_policy = policy.checksums(self._engine.dtype, due)  # [names] this rank's part
-            of_engines = copies.new_zeros(self._engine.num_engines, len(copies))
-            of_engines[self._engine.number] = engine.checksums(packed=packed)  # this rank's part
             dist.all_reduce(of_policy)
-            dist.all_reduce(of_engines)
+            of_engines = self._engine.checksums(side, packed=packed)  # [engines, names]
             differs = (of_engines != of_policy * copies).any(0).tolist()  # [names]
             wrong += [name for name, other in zip(policy.shapes, differs, strict=True) if other]
         return wrong
@@ -178,8 +187,8 @@ class WeightSync(Configurable):
         for begin in range(0, len(self._probe), -(-len(self._probe) // 3)):
             ids = np.roll(self._probe, -begin)
             exact = self._trainer.token_logprobs(ids)  # [L - 1]
-            answer = self._engine.logprobs(ids)  # [L - 1]
-            if not in_full and begin == 0 and not self._disagreement(answer, exact):
+            answers = self._engine.logprobs(ids)  # [L - 1] each
+            if not in_full and begin == 0 and not self._disagreement(answers, exact):
                 return
             self._noise = rounding_noise(
                 self._trainer.model,
@@ -187,7 +196,7 @@ class WeightSync(Configurable):
                 exact,
                 self._coarser,
             )
-            difference = self._disagreement(answer, exact)
+            difference = self._disagreement(answers, exact)
             if not difference:
                 return
         if not in_full:
@@ -198,16 +207,20 @@ class WeightSync(Configurable):
             "epsilon, windows, logit scales and the order of rows in the checkpoint's conversion."
         )
 
-    def _disagreement(self, answer: FloatArray, exact: FloatArray) -> str:
-        """Returns by how much the engine of a rank differs too much; "" if none does. [L - 1] each. Collective."""
-        limit = self.config.max_diff
-        difference = disagreement(answer, exact, self._noise, self._coarser, limit)
-        return next(iter(comm.all_gather_lists([difference] if difference else [])), "")
+    def _disagreement(self, answers: Sequence[FloatArray], exact: FloatArray) -> str:
+        """Returns by how much an engine differs too much; "" if none does. [L - 1] each. Collective."""
+        differences: list[str] = []
+        for answer in answers:
+            difference = disagreement(
+                answer, exact, self._noise, self._coarser, self.config.max_diff
+            )
+            differences += [difference] if difference else []
+        return next(iter(comm.all_gather_lists(differences)), "")
 
     def _drift(self) -> str:
         """Says which of the policy's replicas are unequal, with a space at the end; else "". Collective."""
         faults: list[str] = []
-        for policy, _ in self._sides:
+        for policy in self._sides:
             faults += policy.drifted(self._engine.dtype)
         if not faults:
             return ""
@@ -218,9 +231,8 @@ class WeightSync(Configurable):
 
         Packed matrices are compared at full checks, all others and the engine's constants (`wrong` is empty) at every push.
         """
-        policy, engine = self._sides[0]
-        copies_of_names = engine.copies(packed=False).tolist()
-        compared = zip(policy.shapes, copies_of_names, strict=True)
+        copies_of_names = self._engine.copies(0, packed=False).tolist()
+        compared = zip(self._sides[0].shapes, copies_of_names, strict=True)
         packed = {name for name, copies in compared if copies == 0}
         return self._versions if wrong and packed.issuperset(wrong) else self._versions[-1:]
 

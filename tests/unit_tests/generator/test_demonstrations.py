@@ -4,7 +4,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.parts.stream import ListStream
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint
 from tests.parts.tiny_trainer import catch_gradients, tiny_trainer
 from torchtitan_rl.algorithm import Algorithm, SeqMeanTokenMean, TokenTruncate, Truncation
@@ -50,7 +49,7 @@ class Alone:
 
 
 def scored_groups() -> list[Group[ScoredCompletion]]:
-    with Demonstrations(Alone(), ListStream(prompts())).step_groups(len(ROWS), step=1) as groups:
+    with Demonstrations(Alone()).step_groups(prompts(), len(ROWS), step=1) as groups:
         groups = list(groups)
     return [Group(prompt=g.prompt, samples=[ScoredCompletion(completion=g.samples[0], reward=None)]) for g in groups]
 
@@ -151,7 +150,7 @@ def test_settings_that_need_samples_or_rewards_are_refused(setting, says):
 
 def test_a_prompt_without_a_demonstration_is_named():
     unshown = Prompt(prompt_idx=0, text="What is 1 + 1?", token_ids=[1], expected_answer="")
-    groups = Demonstrations(Alone(), ListStream([unshown])).step_groups(1, step=1)
+    groups = Demonstrations(Alone()).step_groups([unshown], 1, step=1)
     with (
         pytest.raises(UserError, match=r"expected a demonstration of every prompt, but 'What is 1 \+ 1\?' has none"),
         groups,

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.parts.conversations import engine, prompts
 from tests.parts.pushes import fill
-from tests.parts.stream import ListStream
+from tests.parts.stream import ListStream, begun
 from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS
 from torchtitan_rl.errors import UserError
@@ -61,7 +61,7 @@ class Run:
         self.generator.policy_version = self.version
         self.generator.llm.reset_prefix_cache()
         self.generator.sampling = self.sampling
-        with self.in_flight.step_groups(self.needed, step=self.version) as whole:
+        with begun(self.in_flight, self.needed, step=self.version) as whole:
             groups = sorted(whole, key=lambda group: group.prompt.prompt_idx)
         self.version += 1
         return groups

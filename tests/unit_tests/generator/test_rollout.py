@@ -2,7 +2,6 @@
 
 import re
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +13,13 @@ from tests.parts.conversations import Says, conversations, engine, prompts, said
 from tests.parts.grading import TaskOf, build_grader
 from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS, sampled
-from torchtitan_rl.algorithm import Algorithm
-from torchtitan_rl.controller import Controller
 from torchtitan_rl.data.end_tokens import hidden_token_ids
 from torchtitan_rl.environments import Environment, Turn
 from torchtitan_rl.environments.pool import ConversationError
+from torchtitan_rl.generator.in_flight import InFlight
 from torchtitan_rl.rewards import Grader
+from torchtitan_rl.rewards.trainer_state import TrainerState
+from torchtitan_rl.sampler import Sampler
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt, flat
 
@@ -182,15 +182,9 @@ def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made
 
     generator.environments = conversations(lambda prompt: Late("right") if prompt.prompt_idx else None, made)
     graded = build_grader(Grader.Config(workers=1, in_process=["here"]), TaskOf(away, here))
-    run = SimpleNamespace(
-        algorithm=Algorithm.Config().build(max_completion_tokens=64),
-        generator=generator,
-        grader=graded,
-        observer=SimpleNamespace(keep=lambda groups, **_: None),
-        state=SimpleNamespace(step=1),
-        _trainer_state=lambda: None,
-    )
-    first, _ = Controller._sample_and_grade(run, generator.generate(prompts(made, 2)))
+    in_flight = InFlight.Config().build(generator=generator, stream=None)
+    sampler = Sampler(generator, in_flight, graded, lambda groups, **_: None)
+    first, _ = sampler.sample(prompts(made, 2), 2, round=0, state=TrainerState(global_step=1))
     graded.close()
     began, all_sampled = (first.samples[0].reward_breakdown[name] for name in ("away", "here"))
     assert seen

@@ -9,7 +9,7 @@ import torch
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from tests.integration.parity import EchoingConversations
-from tests.parts.stream import ListStream
+from tests.parts.stream import ListStream, begun
 from tests.parts.tiny import crowded, members_of, sampled, save_odd_checkpoint
 from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.conversation import Conversation, Sampled
@@ -150,14 +150,14 @@ def test_carried_groups_keep_their_records_through_a_checkpoint_and_a_push(pair)
     prompts = [replace(prompt, sampling=short if i < 2 else LONG, stream_idx=i) for i, prompt in enumerate(PROMPTS[:4])]
     stream, config = ListStream(prompts), InFlight.Config(prompts=4)
     before = config.build(generator=generator, stream=stream)
-    with before.step_groups(2, step=0) as groups:
+    with begun(before, 2, step=0) as groups:
         list(groups)
     after = config.build(generator=generator, stream=stream)
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
     other_routers(pair)
     pair.sync(version=2)
     partials_of = {index: carried.samples for index, carried in before.carried.items()}
-    with after.step_groups(2, step=1) as groups:
+    with begun(after, 2, step=1) as groups:
         whole = list(groups)
     assert [group.prompt.stream_idx for group in whole] == [2, 3]
     went_on = 0

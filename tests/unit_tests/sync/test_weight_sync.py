@@ -1,5 +1,7 @@
 """The ways to sync weights and be silently wrong, on a real engine: each must be caught or must not happen."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.sync.engine_weights import share_of
-from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES
+from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES, InProcess
 from torchtitan_rl.sync.shard_checksums import ShardChecksums, unequal_replicas
 from torchtitan_rl.sync.weight_sync import WeightSync, WeightSyncError
 from torchtitan_rl.trainer.model_loader import load_hf_weights
@@ -55,7 +57,9 @@ class Pair:
         """Let the next push be a run's first. The engine's present constants then count as right."""
         scale_policy(self.model, 1.0)  # back to shards
         config = WeightSync.Config(check_interval=check_interval)
-        self.weight_sync = config.build(trainer=self.policy, generator=self.generator, probe=np.array(SEQUENCES[0]))
+        self.weight_sync = config.build(
+            trainer=self.policy, connect=partial(InProcess, self.generator), probe=np.array(SEQUENCES[0])
+        )
 
     def restore(self) -> None:
         scale_policy(self.model, 1.0)  # back to shards
@@ -233,7 +237,10 @@ def test_wrong_element_of_a_packed_matrix_is_named_at_the_first_push_also_withou
 
 
 def test_one_engine_of_two_with_other_values_is_named(pair, monkeypatch):
-    monkeypatch.setattr(pair.weight_sync._engine, "num_engines", 2)  # the second answers zeros
+    engine = pair.weight_sync._engine
+    own = engine.checksums
+    second = lambda side, *, packed: torch.nn.functional.pad(own(side, packed=packed), (0, 0, 0, 1))  # noqa: E731
+    monkeypatch.setattr(engine, "checksums", second)  # the second answers zeros
     assert DOWN in pair.weight_sync._other_values(packed=True)
 
 

@@ -15,7 +15,7 @@ import pydantic
 import pytest
 
 from tests.parts.conversations import TaskWith, prompts
-from tests.parts.stream import ListStream
+from tests.parts.stream import ListStream, begun
 from tests.parts.talk import chat_tokenizer, save_talker
 from tests.parts.tiny import DIMENSIONS, members_of, sampled
 from tests.unit_tests.generator.test_kept_tokens import COUNTS, TEMPERATURE, gate_of, kept_sets, scores
@@ -172,7 +172,7 @@ def test_turn_that_is_cut_by_an_update_goes_on_under_its_grammar(pair):
     for step in range(3):
         generator.policy_version = version + step
         generator.llm.reset_prefix_cache()
-        with in_flight.step_groups(2, step=step) as whole:
+        with begun(in_flight, 2, step=step) as whole:
             groups += whole
     generator.environments.close()
     generator.policy_version = version

@@ -1,0 +1,139 @@
+"""A job in which the last ranks only sample: two default process groups, and the messages between them.
+
+The trainers' rank 0 gives orders, the generators carry them out together, and their first rank answers to all. Each side's own
+collectives, FSDP's and the engine's, are those of its default group.
+"""
+
+import math
+import pickle
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import ProcessGroupGloo
+
+from torchtitan_rl.device import DEVICE_TYPE
+from torchtitan_rl.events import waiting
+
+BUCKET_BYTES = 2**28
+"""Most bytes of weights in one broadcast, if no tensor alone has more."""
+
+
+class Order(NamedTuple):
+    """A call that the generators carry out."""
+
+    step: int
+    part: str
+    method: str
+    arguments: dict[str, Any]
+
+
+class Link:
+    """This rank's end of the link between trainers and generators."""
+
+    def __init__(self, num_generators: int, timeout: timedelta) -> None:
+        """Split the job's default group: the last `num_generators` ranks sample. Collective for the whole job."""
+        rank, size, backend = dist.get_rank(), dist.get_world_size(), dist.get_backend_config()
+        first = size - num_generators  # the generators' first rank
+        self.samples = rank >= first
+        dist.destroy_process_group()
+        store, _, _ = next(dist.rendezvous("env://"))
+        here = range(first, size) if self.samples else range(first)
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("generators" if self.samples else "trainers", store),
+            rank=here.index(rank),
+            world_size=len(here),
+            timeout=timeout,
+        )
+        self._first = first
+        # No groups of torch.distributed, whose ranks are those of a default group.
+        words = dist.PrefixStore("orders", store)
+        self._words = ProcessGroupGloo(words, rank, size, timeout=timeout)
+        self._weights = None
+        if rank == 0 or self.samples:
+            place = max(0, rank - first + 1)  # rank 0 sends
+            weights = dist.PrefixStore("weights", store)
+            self._weights = _device_group(weights, place, num_generators + 1, timeout)
+
+    def order(self, order: Order | None = None) -> Order | None:
+        """Returns the trainers' order on every rank of the job, which rank 0 gives; None: there are no more."""
+        with waiting("idle_generator") if self.samples else nullcontext():
+            return self._say(order, 0)
+
+    def answer(self, value: Any = None) -> Any:
+        """Returns the generators' answer on every rank of the job, which their first rank gives."""
+        with nullcontext() if self.samples else waiting("idle_trainer"):
+            return self._say(value, self._first)
+
+    def call(self, step: int, part: str, method: str, **arguments: Any) -> Any:
+        """Give an order and wait for the answer. On the trainers."""
+        self.order(Order(step, part, method, arguments))
+        return self.answer()
+
+    def send(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Send named tensors to every generator, in buckets. Every trainer calls it, as the iterator may be collective; rank 0
+        sends."""
+        bucket: list[tuple[str, Tensor]] = []
+        size = 0
+        for name, tensor in tensors:
+            if self._weights is None:
+                continue
+            other = bool(bucket) and bucket[0][1].dtype != tensor.dtype
+            if bucket and (other or size + tensor.nbytes > BUCKET_BYTES):
+                self._send(bucket)
+                bucket, size = [], 0
+            bucket.append((name, tensor.detach().clone()))  # FSDP frees a block after its last
+            size += tensor.nbytes
+        if self._weights is not None:
+            for last in (bucket, []) if bucket else ([],):
+                self._send(last)
+
+    def receive(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields what `send` sends. On the generators."""
+        while layout := _broadcast(self._weights, None, 0, DEVICE_TYPE):
+            sizes = [math.prod(shape) for _, shape, _ in layout]
+            flat = torch.empty(sum(sizes), dtype=layout[0][2], device=DEVICE_TYPE)  # [elements]
+            self._weights.broadcast(flat, 0).wait()
+            for (name, shape, _), part in zip(layout, flat.split(sizes), strict=True):
+                yield name, part.view(shape)
+
+    def _send(self, bucket: list[tuple[str, Tensor]]) -> None:
+        layout = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in bucket]
+        _broadcast(self._weights, layout, 0, DEVICE_TYPE)
+        if bucket:
+            flat = torch.cat([tensor.flatten() for _, tensor in bucket])  # [elements]
+            self._weights.broadcast(flat, 0).wait()
+
+    def _say(self, value: Any, root: int) -> Any:
+        return _broadcast(self._words, value, root, "cpu")
+
+
+def _device_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """Returns a process group for this rank's device."""
+    if DEVICE_TYPE == "cpu":
+        return ProcessGroupGloo(store, rank, size, timeout=timeout)
+    from torch.distributed.distributed_c10d import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return ProcessGroupNCCL(store, rank, size, options)
+
+
+def _broadcast(group: Any, value: Any, root: int, device: str) -> Any:
+    """Returns the root's value, pickled, on every rank of a group. Arrays in it are writable on all but the root."""
+    data = np.zeros(0, dtype=np.uint8)
+    if group.rank() == root:
+        data = np.frombuffer(pickle.dumps(value, protocol=5), dtype=np.uint8)
+    length = torch.tensor([len(data)], device=device)  # [1]
+    group.broadcast(length, root).wait()
+    row = torch.empty(int(length), dtype=torch.uint8, device=device)  # [bytes]
+    if group.rank() == root:
+        row.copy_(torch.from_numpy(data.copy()))
+    group.broadcast(row, root).wait()
+    return pickle.loads(row.cpu().numpy())

@@ -1,0 +1,261 @@
+"""Samples prompts and has what is sampled graded, with this rank's engine or with generators on ranks of their own."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from torchtitan_rl import comm
+from torchtitan_rl.data.stream import PromptStream
+from torchtitan_rl.events import record_metric, timed
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.in_flight import Carried, InFlight
+from torchtitan_rl.link import Link, Order
+from torchtitan_rl.rewards import Grader
+from torchtitan_rl.rewards.trainer_state import TrainerState
+from torchtitan_rl.sampling import SamplingConfig
+from torchtitan_rl.stored import from_text, to_text
+from torchtitan_rl.types import Completion, EvaluationPass, Group, Prompt, ScoredCompletion
+
+if TYPE_CHECKING:
+    from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine
+
+Scored = list[Group[ScoredCompletion]]
+"""The groups of all replicas, in the prompts' order, the same on every rank."""
+
+
+class Sampler:
+    """Samples with this rank's engine. Each group is graded as soon as it is whole, while the engine samples the next."""
+
+    def __init__(
+        self,
+        generator: "Generator | NoEngine",
+        step_sampler: "InFlight | Demonstrations",
+        grader: Grader,
+        keep: Callable[..., None],
+    ) -> None:
+        """
+        Args:
+            step_sampler: samples the groups of a training step: with the generator, or from demonstrations.
+            keep: called with each whole group, its step and its split: see `Observer.keep`.
+        """
+        self.generator, self.step_sampler, self.grader = generator, step_sampler, grader
+        self._keep = keep
+
+    def training_groups(
+        self,
+        stream: PromptStream,
+        needed: int,
+        *,
+        first_idx: int = 0,
+        round: int = 0,
+        state: TrainerState,
+    ) -> Scored:
+        """Returns `needed` groups of a training step, of the stream's next prompts. Collective.
+
+        Args:
+            first_idx: the prompt_idx of the first new prompt.
+            round: the number of the call within the step, part of the seed.
+            state: what reward functions get to know of the run.
+        """
+        new = stream.next_batch(self.step_sampler.num_new(needed), first_idx=first_idx)
+        return self.sample(new, needed, round=round, state=state)
+
+    def sample(
+        self, new: Sequence[Prompt], needed: int, *, round: int, state: TrainerState
+    ) -> Scored:
+        """`training_groups` of these new prompts."""
+        step = state.global_step
+        sampling = self.step_sampler.step_groups(new, needed, step=step, round=round)
+        # Nothing is sampled yet: this replica's groups come as they get whole, while `_graded` takes them.
+        with sampling as groups:
+            return self._graded(groups, state)
+
+    def held_out_groups(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingConfig,
+        its_pass: EvaluationPass,
+        *,
+        state: TrainerState,
+    ) -> Scored:
+        """Returns the groups of one pass over the held-out prompts. Collective."""
+        # Always step 0 and a seed for each sample: the draws do not depend on the step or the number of replicas.
+        groups = self.generator.generate(prompts, sampling_config=sampling, seeded=True)
+        with closing(groups):
+            return self._graded(groups, state, f"{its_pass.prefix}/", its_pass.split)
+
+    def go_ahead(self, stream: PromptStream, needed: int, *, state: TrainerState) -> None:
+        """Nothing: this rank's engine samples no step before the update of the one before."""
+
+    def arrive(self) -> None:
+        """Nothing has been begun."""
+
+    def close(self) -> None:
+        """Stop the reward functions."""
+        self.grader.close()
+
+    def _graded(
+        self,
+        groups: Iterator[Group[Completion]],
+        state: TrainerState,
+        prefix: str = "",
+        split: str = "train",
+    ) -> Scored:
+        """Sample this replica's groups, each when it is asked for. `prefix`, `split`: of the metrics and the tables' rows."""
+        grading = self.grader.round(state)
+        with timed(f"{prefix}generate"):
+            for group in groups:
+                self._keep([group], step=state.global_step, split=split)
+                # All ranks of one engine have its completions. One grades them, so that no reward function runs twice.
+                if self.generator.rank_in_replica == 0:
+                    grading.begin(group)
+        with timed(f"{prefix}grade"):
+            scored = grading.scored_groups()  # waits for the last
+            for key, metric in self.grader.drain_metrics():
+                record_metric(prefix + key, *metric)
+        with timed(f"{prefix}gather"):
+            scored = comm.all_gather_lists(scored)
+        return sorted(scored, key=lambda group: group.prompt.prompt_idx)
+
+
+class Answered(NamedTuple):
+    """What generators on ranks of their own answer."""
+
+    groups: Scored
+    carried: dict[int, Carried]
+    """Groups in flight, by prompt_idx."""
+    recorded: list[Any]
+    """What each of these ranks recorded meanwhile, for `record`."""
+
+
+class FarSampler:
+    """`Sampler` of trainers whose generators are other ranks. With `ahead`, these sample a step's groups during the update on those of
+    the step before, so the weights are one update older."""
+
+    def __init__(
+        self,
+        link: Link,
+        in_flight: InFlight,
+        *,
+        ahead: bool,
+        num_steps: int,
+        record: Callable[[Any], None],
+    ) -> None:
+        """
+        Args:
+            in_flight: keeps the groups in flight for checkpoints.
+            record: adds what another rank has recorded to this rank's metrics.
+        """
+        self._link, self._in_flight, self._record = link, in_flight, record
+        self._ahead, self._num_steps = ahead, num_steps
+        self._under_way = False
+        self._batch: Answered | None = None
+        """The next step's groups, sampled and not yet trained on."""
+
+    def training_groups(
+        self,
+        stream: PromptStream,
+        needed: int,
+        *,
+        first_idx: int = 0,
+        round: int = 0,
+        state: TrainerState,
+    ) -> Scored:
+        batch, self._batch = self._batch, None
+        if batch is None:
+            self._order(stream, needed, first_idx=first_idx, round=round, state=state)
+            batch = self._link.answer()
+        self._in_flight.carried = batch.carried
+        return [_at_step(group, state.global_step) for group in self._taken(batch)]
+
+    def held_out_groups(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingConfig,
+        its_pass: EvaluationPass,
+        *,
+        state: TrainerState,
+    ) -> Scored:
+        asked = {"prompts": prompts, "sampling": sampling, "its_pass": its_pass, "state": state}
+        return self._taken(self._link.call(state.global_step, "sampler", "held_out", **asked))
+
+    def go_ahead(self, stream: PromptStream, needed: int, *, state: TrainerState) -> None:
+        """Let the generators sample the groups of `state.global_step`, the next one, until `arrive`."""
+        if self._ahead and state.global_step <= self._num_steps:
+            self._order(stream, needed, state=state)
+            self._under_way = True
+
+    def arrive(self) -> None:
+        """Wait for what `go_ahead` has begun."""
+        if self._under_way:
+            self._batch = self._link.answer()
+            self._in_flight.carried = self._batch.carried
+            self._under_way = False
+
+    def close(self) -> None:
+        """End the generators' ranks."""
+        self._link.order(None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The groups that are sampled and not yet trained on, as text; None without any."""
+        return {"groups": None if self._batch is None else to_text(self._batch.groups)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if state["groups"] is not None:
+            self._batch = Answered(from_text(state["groups"]), self._in_flight.carried, [])
+
+    def _order(
+        self,
+        stream: PromptStream,
+        needed: int,
+        *,
+        first_idx: int = 0,
+        round: int = 0,
+        state: TrainerState,
+    ) -> None:
+        new = stream.next_batch(self._in_flight.num_new(needed), first_idx=first_idx)
+        carried = self._in_flight.carried
+        asked = {"new": new, "carried": carried, "needed": needed, "round": round, "state": state}
+        self._link.order(Order(state.global_step, "sampler", "train", asked))
+
+    def _taken(self, batch: Answered) -> Scored:
+        for recorded in batch.recorded:
+            self._record(recorded)
+        return batch.groups
+
+
+def _at_step(group: Group[ScoredCompletion], step: int) -> Group[ScoredCompletion]:
+    """Returns the group with the version of its tokens kept where the step's own weights, of step - 1, did not sample them."""
+    samples: list[ScoredCompletion] = []
+    for sample in group.samples:
+        completion, versions = sample.completion, sample.completion.token_versions
+        if completion.policy_version != step - 1:
+            if versions is None:
+                versions = np.full(len(completion.token_ids), completion.policy_version, np.int32)
+            completion = replace(completion, policy_version=step - 1, token_versions=versions)
+        samples.append(replace(sample, completion=completion))
+    return Group(prompt=group.prompt, samples=samples)
+
+
+class OrderedSampler:
+    """Carries out a `FarSampler`'s orders on a generator's rank."""
+
+    def __init__(self, sampler: Sampler, drain: Callable[[], Any]) -> None:
+        """`drain`: returns what this rank has recorded since the last call."""
+        self._sampler, self._drain = sampler, drain
+
+    def train(self, carried: dict[int, Carried], **asked: Any) -> Answered:
+        self._sampler.step_sampler.carried = carried
+        groups = self._sampler.sample(**asked)
+        return self._answer(groups)
+
+    def held_out(self, **asked: Any) -> Answered:
+        return self._answer(self._sampler.held_out_groups(**asked))
+
+    def _answer(self, groups: Scored) -> Answered:
+        recorded = comm.all_gather_lists([self._drain()])
+        return Answered(groups, self._sampler.step_sampler.carried, recorded)

@@ -1,0 +1,32 @@
+"""Scored groups as text, for a checkpoint. Reading it cannot execute code."""
+
+import base64
+import io
+
+import numpy as np
+import torch
+
+from torchtitan_rl.sampling import SamplingConfig
+from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, Trace, TurnRecord
+
+_TYPES = [Completion, Group, Prompt, SamplingConfig, ScoredCompletion, Trace, TurnRecord]
+
+
+def to_text(groups: list[Group[ScoredCompletion]]) -> str:
+    """Returns the groups as text. Raises UnpicklingError if a value in them is neither plain nor an array."""
+    data = io.BytesIO()
+    torch.save(groups, data)
+    text = base64.b64encode(data.getvalue()).decode()
+    from_text(text)
+    return text
+
+
+def from_text(text: str) -> list[Group[ScoredCompletion]]:
+    """Returns what `to_text` was given."""
+    makers = [
+        np.zeros(0).__reduce__()[0],
+        np.float32(0).__reduce__()[0],
+    ]  # numpy's, in a private module
+    dtypes = [type(np.dtype(name)) for name in ("f4", "f8", "i4", "i8", "u1", "?")]
+    with torch.serialization.safe_globals([*_TYPES, np.ndarray, np.dtype, *makers, *dtypes]):
+        return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
