@@ -285,9 +285,12 @@ def describe_memory(
     chosen = f"trainer.activation_checkpoint {config.trainer.activation_checkpoint}"
     if config.needs_engine(algorithm):
         room = max(generator.gpu_memory_utilization * gpu_bytes - weights, 0) / cached
+        engines = (generator.ranks or world_size) // generator.tensor_parallel_degree
+        share = -(-config.num_prompts_per_step * config.sampling.n // engines)
+        at_once = min(generator.max_num_seqs, share)
         chosen += (
-            f", generator.sleep {generator.sleep}; the KV cache holds about {room:,.0f} tokens, {generator.max_num_seqs} sequences of "
-            f"full length need {generator.max_num_seqs * generator.max_model_len:,}"
+            f", generator.sleep {generator.sleep}; the KV cache holds about {room:,.0f} tokens, an engine's {at_once} sequences "
+            f"of a step need {at_once * generator.max_model_len:,} at full length"
         )
     line = f"memory of each GPU of {size}, estimated: {need.describe()}. {chosen}"
     if config.trainer.lora.rank and generator.sleep and config.needs_engine(algorithm):

@@ -67,6 +67,7 @@ def test_memory_chooses_recomputation_and_sleep_and_the_choice_fits(size, gpus, 
     config.trainer.activation_checkpoint, config.generator.sleep = checkpointing, sleep
     line = describe_memory(config, **on)
     assert f"trainer.activation_checkpoint {checkpointing}, generator.sleep {sleep}; the KV cache holds" in line
+    assert f"an engine's {256 if gpus == 1 else 32} sequences of a step need" in line
     assert memory_need(config, **on).peak <= ROOMY * gib * GIB
 
 
