@@ -23,6 +23,7 @@ import torch
 
 from tests.gpu_rehearsal import machine
 from tests.parts.stream import ListStream
+from tests.parts.stream import begun as step_begun  # noqa: E402
 
 machine.answer_as_cuda()
 from torchtitan_rl import device  # noqa: E402, F401  (before vLLM)
@@ -284,7 +285,7 @@ def _in_flight(generator: Generator, worker: CountingWorker, weights: dict[str, 
         load_base(generator, weights.items())
         begin_sampling(generator, step)
         versions[step] = worker.version
-        with begun(in_flight, 6, step=step) as whole:
+        with step_begun(in_flight, 6, step=step) as whole:
             groups = list(whole)
         for group in groups:
             for sample in group.samples:

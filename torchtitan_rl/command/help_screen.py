@@ -68,8 +68,7 @@ def show_help(command: str, description: str, config: "RunConfig", *, every_fiel
         sep="\n",
     )
     print(
-        "\n--help all: every field; --print-config: the whole config as JSON;\n"
-        "--config NAME or FILE.py:FUNCTION: another config; --list-configs: the names;\n"
-        "--dry-run: what a run would do; --preview: answers; after --help,\n"
-        "--print-config or --dry-run, 8x80: on 8 GPUs of 80 GB."
+        "\n--help all: every field; --print-config: the config as JSON; --dry-run: what a\n"
+        "run would do (8x80 after one of these: on 8 GPUs of 80 GB); --preview: answers;\n"
+        "--list-configs: other names for --config, which also takes FILE.py:FUNCTION."
     )
