@@ -12,6 +12,7 @@ import copy
 import operator
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -247,11 +248,9 @@ def build_parts(
             generator = _build_generator(config, tokenizer, environments, trainer.lora)
         connect = partial(InProcess, generator)
     if connect:
-        probe = _probe(config, held_out[0])
-        with events.phase("connect trainer and engine"):
-            weight_sync = WeightSync(
-                config.weight_sync, trainer=trainer, connect=connect, probe=probe
-            )
+        sides = {"trainer": trainer, "connect": connect, "probe": _probe(config, held_out[0])}
+        with events.phase("wait for the generators' engines") if link else nullcontext():
+            weight_sync = WeightSync(config.weight_sync, **sides)
     generator.sleep()  # loading the optimizer's state needs the engine's memory
     return Parts(
         config=config,
@@ -460,25 +459,12 @@ def build_run(
     parts = build_parts(config, resolved, folder=run_folder, link=link)
     evaluation = config.evaluation.build()
     observer = _build_observer(config, parts, run_folder)
-    step_sampler = Demonstrations(parts.generator)
-    if parts.algorithm.policy_loss.from_engine:
-        step_sampler = config.in_flight.build(generator=parts.generator, stream=parts.prompts)
-    sampler = Sampler(parts.generator, step_sampler, parts.grader, observer.keep)
-    state_of_parts = {"in_flight": step_sampler}
-    if link:
-        sampler = FarSampler(
-            link,
-            step_sampler,
-            ahead=config.generator.ahead > 0,
-            num_steps=config.num_steps,
-            record=observer.recorder.collector.add,
-        )
-        state_of_parts["ahead"] = sampler
+    sampler, sampling_state = _build_sampler(parts, observer, link)
     state = RunState(
         algorithm=parts.algorithm,
         recorder=observer.recorder,
         evaluation=evaluation,
-        **state_of_parts,
+        **sampling_state,
         logprob_gate=parts.trainer.gate,
     )
     checkpointer = _build_checkpointer(config, parts, state, run_folder)
@@ -504,6 +490,26 @@ def build_run(
         checkpoints=checkpointer,
         stop_requested=stop_requested,
     )
+
+
+def _build_sampler(
+    parts: Parts, observer: RunObserver, link: Link | None
+) -> tuple[Sampler | FarSampler, dict[str, Any]]:
+    """Returns what samples a step's groups, and its parts of the run's state by name."""
+    config, step_sampler = parts.config, Demonstrations(parts.generator)
+    if parts.algorithm.policy_loss.from_engine:
+        step_sampler = config.in_flight.build(generator=parts.generator, stream=parts.prompts)
+    if link is None:
+        sampler = Sampler(parts.generator, step_sampler, parts.grader, observer.keep)
+        return sampler, {"in_flight": step_sampler}
+    far = FarSampler(
+        link,
+        step_sampler,
+        ahead=config.generator.ahead > 0,
+        num_steps=config.num_steps,
+        record=observer.recorder.collector.add,
+    )
+    return far, {"in_flight": step_sampler, "ahead": far}
 
 
 def _gather(value: Any) -> list[Any] | None:
