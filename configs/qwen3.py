@@ -22,16 +22,16 @@ from torchtitan_rl.configs.tasks import sums
 from torchtitan_rl.fields.references import from_caller
 
 
-def _sized(flavor: str, *, generator_tp: int) -> RunConfig:
+def _sized(size: str, *, generator_tp: int = 1) -> RunConfig:
     config = sums()
-    folder = f"./assets/hf/Qwen3-{flavor}"
-    config.hf_assets_path = folder if Path(from_caller(folder)).is_dir() else f"Qwen/Qwen3-{flavor}"
+    folder = f"./assets/hf/Qwen3-{size}"
+    config.hf_assets_path = folder if Path(from_caller(folder)).is_dir() else f"Qwen/Qwen3-{size}"
     config.generator.tensor_parallel_degree = generator_tp
     return config
 
 
-def _large(flavor: str, *, generator_tp: int) -> RunConfig:
-    config = _sized(flavor, generator_tp=generator_tp)
+def _large(size: str, *, generator_tp: int) -> RunConfig:
+    config = _sized(size, generator_tp=generator_tp)
     config.num_prompts_per_step = 64
     config.sampling.max_tokens = 1024
     return config
@@ -42,9 +42,25 @@ def qwen3_0_6b() -> RunConfig:
 
     On one: 41 GiB awake, 66 in an update, the engine's share included. On one of 24 GB: 19, and 15 while the engine sleeps.
     """
-    config = _sized("0.6B", generator_tp=1)
+    config = _sized("0.6B")
     config.trainer.optimizer.lr = 2e-6
     return config
+
+
+def qwen3_1_7b() -> RunConfig:
+    """Qwen3-1.7B on one or more GPUs.
+
+    On one: 54 GiB awake, 65 in an update.
+    """
+    return _sized("1.7B")
+
+
+def qwen3_4b() -> RunConfig:
+    """Qwen3-4B on 2 or more GPUs.
+
+    On 2: 57 GiB awake, 42 in an update.
+    """
+    return _large("4B", generator_tp=1)
 
 
 def qwen3_8b() -> RunConfig:
@@ -53,6 +69,14 @@ def qwen3_8b() -> RunConfig:
     FSDP, 2 ranks per engine. On 4: 58 GiB awake, 49 in an update.
     """
     return _large("8B", generator_tp=2)
+
+
+def qwen3_14b() -> RunConfig:
+    """Qwen3-14B on 8 or more GPUs.
+
+    FSDP, 2 ranks per engine. On 8: 57 GiB awake, 51 in an update.
+    """
+    return _large("14B", generator_tp=2)
 
 
 def qwen3_30b_a3b() -> RunConfig:

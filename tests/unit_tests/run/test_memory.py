@@ -37,7 +37,10 @@ def sized(size, *, rank=0):
     return config
 
 
-@pytest.mark.parametrize(("name", "gpus"), [("qwen3_0_6b", 1), ("qwen3_8b", 4), ("qwen3_30b_a3b", 8)])
+GPUS = {"qwen3_0_6b": 1, "qwen3_1_7b": 1, "qwen3_4b": 2, "qwen3_8b": 4, "qwen3_14b": 8, "qwen3_30b_a3b": 8}
+
+
+@pytest.mark.parametrize(("name", "gpus"), GPUS.items())
 def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_says(name, gpus):
     function, config = getattr(qwen3_configs, name), shipped(name)
     on = {"algorithm": algorithm_of(config), "world_size": gpus, "gpu_bytes": H100}
