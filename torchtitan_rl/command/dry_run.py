@@ -126,17 +126,22 @@ def _layout(config: "RunConfig", world_size: int, *, samples: bool, learns: bool
         samples: whether there are engines.
         learns: whether training learns from demonstrations.
     """
-    p, tp = config.trainer.parallelism, config.generator.tensor_parallel_degree
-    shards, spec = fsdp_shards(config, world_size), config.model_spec
+    p, tp, own = (
+        config.trainer.parallelism,
+        config.generator.tensor_parallel_degree,
+        config.generator.ranks,
+    )
+    samplers, trainers = own or world_size, world_size - own
+    shards, spec = fsdp_shards(config, trainers), config.model_spec
     prompts, n = config.num_prompts_per_step, config.sampling.n
     updates = config.trainer.num_epochs * config.trainer.num_minibatches
     engines = (
-        f"{_plural(world_size // tp, 'engine')} on {_plural(tp, 'rank')}{' each' if world_size > tp else ''}"
+        f"{_plural(samplers // tp, 'engine')} on {_plural(tp, 'rank')}{' each' if samplers > tp else ''}"
         if samples
         else "no engine, as nothing is sampled"
     )
     ranks = (
-        f"{_plural(world_size, 'rank')}: the policy is sharded FSDP {shards} x TP {p.tensor_parallel_degree}, in "
+        f"{_plural(trainers, 'rank')}{' that only train, and ' + str(own) + ' that only sample' if own else ''}: the policy is sharded FSDP {shards} x TP {p.tensor_parallel_degree}, in "
         f"{_plural(p.data_parallel_replicate_degree, 'replica')}; {engines}"
     )
     if world_size == 1:

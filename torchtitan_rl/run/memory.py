@@ -56,11 +56,12 @@ class MemoryNeed:
 
         Example: "engine awake 40.2 GiB (weights and moments 6.7, engine 31.6, CUDA 2.0); update 21.0 GiB (...)"
         """
-        return f"engine awake {_in_gib(self.awake)}; update {_in_gib(self.updating)}"
+        first = "engine awake" if self.awake.get("engine") else "weight sync"
+        return f"{first} {_in_gib(self.awake)}; update {_in_gib(self.updating)}"
 
 
 def _in_gib(parts: dict[str, float]) -> str:
-    each = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items())
+    each = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)
     return f"{sum(parts.values()) / GIB:.1f} GiB ({each})"
 
 
@@ -264,13 +265,19 @@ def describe_memory(
         parts = {
             name: size for name, size in need.updating.items() if name not in ("engine", "CUDA")
         }
+        engine = {}
         if config.needs_engine(algorithm):
-            parts["engine's weights"] = weights
-            parts["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
+            engine["engine's weights"] = weights
+            engine["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
+        each, sampling = "" if world_size == 1 else " for each rank", ""
+        if generator.ranks:
+            each, sampling = " for each rank that trains", f"; that samples: {_in_gib(engine)}"
+        else:
+            parts |= engine
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-        each = "" if world_size == 1 else " for each rank"
-        line = f"memory of this machine {machine:.0f} GiB, there is no GPU; estimated{each} besides Python: {_in_gib(parts)}"
-        if world_size * sum(parts.values()) / GIB > machine:
+        line = f"memory of this machine {machine:.0f} GiB, there is no GPU; estimated{each} besides Python: {_in_gib(parts)}{sampling}"
+        on_all = world_size * sum(parts.values()) + generator.ranks * sum(engine.values())
+        if on_all / GIB > machine:
             line += (
                 "\nwarning: that is more than this machine has. Use a smaller model, train adapters alone (--trainer.lora.rank 16), or "
                 "run it on GPUs."
@@ -292,7 +299,11 @@ def describe_memory(
             f", generator.sleep {generator.sleep}; the KV cache holds about {room:,.0f} tokens, an engine's {at_once} sequences "
             f"of a step need {at_once * generator.max_model_len:,} at full length"
         )
-    line = f"memory of each GPU of {size}, estimated: {need.describe()}. {chosen}"
+    line = f"memory of each GPU of {size}, estimated: {need.describe()}"
+    if generator.ranks:
+        engine = {"engine": generator.gpu_memory_utilization * gpu_bytes, "CUDA": CONTEXT_BYTES}
+        line += f"; that only samples: {_in_gib(engine)}"
+    line += f". {chosen}"
     if config.trainer.lora.rank and generator.sleep and config.needs_engine(algorithm):
         line += f". Asleep, the engine has its weights in the host's memory: {weights / GIB:.1f} GiB for each GPU"
     if need.peak > gpu_bytes:
