@@ -386,6 +386,12 @@ def build_test_list() -> list[OverrideDefinitions]:
             [same_step(6, "straight", "fork", above=TURNS | {"in_flight/carried_tokens_fraction": 0})],
         ),
         OverrideDefinitions(
+            [["--config", "debug", *SHORT, "--generator.dtype", "bfloat16", "--trainer.mixed-precision-param", "bfloat16",
+              "--generator.ranks", "1", *AHEAD, "--dump-folder", "{dir}"]],
+            "a mismatch is explained while the generators are a step ahead", "own_generators_mismatch", 2,
+            exit_codes=[3], expect_output=["Its weights are the policy's, bit for bit (compared now), so they are not the cause."],
+        ),
+        OverrideDefinitions(
             forked(*SFT, steps=4), "a fork's demonstrations go on as the run's, without an engine", "demonstrations", 1,
             [same_step(4, "straight", "fork", above={"evaluation/loss": 0})],
         ),

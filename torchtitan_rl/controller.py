@@ -290,6 +290,7 @@ class Controller(Configurable):
         except SamplerFault as fault:
             # The sampler's log-probabilities are not the policy's. Say whether the engine has the policy's weights.
             if self.weight_sync:
+                self.sampler.arrive()
                 fault.evidence = self.weight_sync.evidence()
             raise
 
