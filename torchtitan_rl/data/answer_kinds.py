@@ -16,6 +16,7 @@ from torchtitan_rl.data.answers import (
     last_choice,
     last_number,
     last_tagged,
+    without_unit,
 )
 from torchtitan_rl.data.math_answers import equal_math
 from torchtitan_rl.data.tool_calls import without_thinking
@@ -26,7 +27,7 @@ TAG = "<answer>"
 TAG_REQUEST = "Give the final answer between <answer> and </answer>."
 """Asks for the kind `tag` in a prompt."""
 
-_NEARLY_ALL, _SOME = 0.95, 0.05
+_NEARLY_ALL, _HALF, _SOME = 0.95, 0.5, 0.05
 """Shares of the rows. The few answers that are of another kind than nearly all are left out as unreadable."""
 _LETTER = re.compile(r"\(?[A-J]\)?\.?")
 _OPTIONS = re.compile(r"(?<!\w)A[).:].+?(?<!\w)B[).:]", re.DOTALL)
@@ -85,7 +86,9 @@ def chosen_kind(rows: Sequence[tuple[str, str]]) -> tuple[KindName, str]:
         kind, why = "tag", f"the prompts ask for {TAG}"
     elif share(lambda prompt, answer: _is_option(answer, prompt)) >= _NEARLY_ALL:
         kind, why = "choice", "they are letters of options in the prompts"
-    elif numbers >= _NEARLY_ALL:
+    elif (
+        numbers >= _HALF and share(lambda _, answer: _is_number(answer, units=True)) >= _NEARLY_ALL
+    ):
         kind, why = "number", f"they are numbers, such as {rows[0][1]!r:.60}"
     elif share(lambda _, answer: _LATEX.search(answer)) >= _SOME:
         kind, why = "math", "there is LaTeX in them"
@@ -100,8 +103,9 @@ def chosen_kind(rows: Sequence[tuple[str, str]]) -> tuple[KindName, str]:
     )
 
 
-def _is_number(answer: str) -> bool:
-    return all(as_number(accepted) is not None for accepted in answer.split(OR))
+def _is_number(answer: str, units: bool = False) -> bool:
+    read = without_unit if units else str
+    return all(as_number(read(accepted)) is not None for accepted in answer.split(OR))
 
 
 def _is_option(answer: str, prompt: str) -> bool:

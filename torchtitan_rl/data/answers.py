@@ -119,6 +119,13 @@ def first_number(text: str) -> str | None:
     return numbers[0] if numbers else None
 
 
+def without_unit(text: str) -> str:
+    """Returns the number of a text that begins with its only one. Example: without_unit("4,940 km") == "4,940"."""
+    numbers = _numbers(text)
+    begins = len(numbers) == 1 and _plain(text).strip().startswith(numbers[0])
+    return numbers[0] if begins else text
+
+
 def last_boxed(text: str) -> str | None:
     r"""Returns the content of the last \boxed{...}, None if it does not end. Example: last_boxed(r"\boxed{\frac{1}{2}}") == r"\frac{1}{2}"."""
     return _boxed(without_thinking(text)) or None

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtitan_rl.data.answer_kinds import KINDS, TAG, TAG_REQUEST, KindName, chosen_kind
-from torchtitan_rl.data.answers import OR, equal_words, final_answer, marked
+from torchtitan_rl.data.answers import OR, equal_words, final_answer, marked, without_unit
 from torchtitan_rl.data.row_reader import ANSWER_COLUMNS, RowReader, row_count
 from torchtitan_rl.data.row_set import RowSet
 from torchtitan_rl.data.table import RowError, Table, is_quick, load_table
@@ -245,6 +245,8 @@ class Rows(Task):
         """
         last_line = re.search(r"^####[^\S\n]*([^\n]+)$\s*\Z", text, re.MULTILINE)
         text = last_line[1].strip() if last_line else marked(text) or text
+        if self.config.answer_kind == "number":
+            text = without_unit(text)
         # As a number, "abc" does not even equal itself.
         return text if KINDS[self.config.answer_kind].equal(text, text) else None
 

@@ -417,6 +417,8 @@ def test_rows_with_an_unreadable_answer_are_left_out_and_named(build, capsys):
     ("prompt", "answers", "kind", "expected"),
     [
         ("What is {}?", ["The sum is 4.\n#### 4", "1,200", *range(40, 80), "none"], "number", "1,200"),
+        ("How far is {}?", ["4,940 km", "3 1/2 miles", "7", *range(40, 42)], "number", "4,940"),
+        ("When is {}?", ["3 May", "4 June", "7"], "text", "3 May"),
         ("What is {}?", [r"so $\boxed{\sqrt{2}}$", "4", r"(1, 2)"], "math", r"\sqrt{2}"),
         ("What is {}?\nA) 1\nB) 2", ["A", "B", "A"], "choice", "B"),
         ("What is {}?", ["A", "B", "A"], "text", "B"),
