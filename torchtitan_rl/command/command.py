@@ -47,6 +47,11 @@ LAUNCHER = "torchtitan_rl.run.launch"
 TRAINING = {"train": [], "preview": ["--preview"], "evaluate": ["--eval-only"]}
 """The options of `train` that a command stands for."""
 
+EVALUATE = """\
+usage: torchtitan-rl evaluate RUN [--resume RUN/checkpoint/step-N] [--FIELD VALUE ...]
+A run's newest checkpoint, or another, answers its held-out prompts; or a config's start:
+"""
+
 READERS = {
     "report": report,
     "chat": programs.chat,
@@ -77,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rest = [*options_of_run(rest[0], rest[1:]), *rest[1:]]
         if not {"-h", "--help"}.intersection(rest):
             rest += TRAINING[name]
+        elif name == "evaluate":
+            print(EVALUATE)
         module = training(rest)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -160,7 +167,10 @@ def _plan_for_gpus(arguments: Sequence[str]) -> list[str]:
     """Returns the arguments with the 8x80 after a question taken out, for which it sets ranks and memory: 8 GPUs of 80 GB."""
     rest = list(arguments)
     for place, word in enumerate(rest[:-1], start=1):
-        if word.replace("_", "-") in PLANS and (gpus := _GPUS.fullmatch(rest[place])):
+        place += rest[place] == "all"
+        if word.replace("_", "-") in PLANS and (
+            gpus := _GPUS.fullmatch("".join(rest[place : place + 1]))
+        ):
             for variable in ("NGPU", "NNODES"):
                 value, expected = os.environ.get(variable), f"nothing beside {word} {gpus[0]}"
                 remedy = "It plans for the GPUs of all nodes: 16x80 is two of eight."

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -128,8 +129,18 @@ def test_evaluate_is_training_that_only_evaluates(tmp_path):
     assert json.loads(shown)["eval_only"] is True
 
 
-def test_preview_has_a_help(tmp_path):
+def test_preview_and_evaluate_have_a_help_of_their_own(tmp_path):
     assert "usage: torchtitan-rl preview --config debug" in run("preview", "--help", folder=tmp_path).stdout
+    assert (
+        "usage: torchtitan-rl evaluate RUN [--resume RUN/checkpoint/step-N]"
+        in run("evaluate", "--help", folder=tmp_path).stdout
+    )
+
+
+@pytest.mark.parametrize("question", [["--help", "8x80", "all"], ["--help", "all", "8x80"], ["--print-config", "8x80"]])
+def test_other_gpus_are_planned_for_before_and_after_all(question, tmp_path):
+    shown = run("train", "--config", "sums", *question, folder=tmp_path).stdout
+    assert re.search(r"num.prompts.per.step.{,250}?\b32\b", shown, re.DOTALL)  # a GPU's
 
 
 def test_models_names_packages_and_folders(tmp_path, monkeypatch):
