@@ -16,7 +16,7 @@ from torchtitan_rl.data.tool_calls import opened_thinking
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.rewards import RewardError
 from torchtitan_rl.run.dump_folder import check_writable, lock
-from torchtitan_rl.run.memory import fsdp_shards, parameter_count, teacher_spec
+from torchtitan_rl.run.memory import checkpoint_bytes, fsdp_shards, parameter_count, teacher_spec
 from torchtitan_rl.run.resume import choose_resume, config_fields
 from torchtitan_rl.run.run_end import LOCK
 from torchtitan_rl.run.start_checkpoint import load_tokenizer
@@ -113,10 +113,24 @@ def _run_folder(config: "RunConfig", fields: dict[str, Any]) -> str:
         lock(folder).close()
     check_writable(folder.absolute())
     found = choose_resume(config, fields, folder)
-    if found is None:
-        return f"{folder}: a new run"
-    how = "a new run, forked from" if found.fork else "goes on from"
-    return f"{folder}: {how} {found.checkpoint}"
+    how = "a new run"
+    if found is not None:
+        how = f"{'a new run, forked from' if found.fork else 'goes on from'} {found.checkpoint}"
+    return f"{folder}: {how}\n{_checkpoints(config)}"
+
+
+def _checkpoints(config: "RunConfig") -> str:
+    """How often the run saves, and the room that this takes at most, as text."""
+    saves, size = config.checkpoint, checkpoint_bytes(config)
+    if not saves.enable:
+        return "no checkpoints"
+    most = saves.keep_latest_k + 1 + bool(config.evaluation.best_by)  # one is being written
+    room = f"up to {_size(most * size)}" if saves.keep_latest_k else "all are kept"
+    return f"a checkpoint every {_plural(saves.interval, 'step')}: {_size(size)} each, {room}"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"
 
 
 def _layout(config: "RunConfig", world_size: int, *, samples: bool, learns: bool) -> str:

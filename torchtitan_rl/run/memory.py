@@ -191,6 +191,12 @@ def _update_bytes(
     }
 
 
+def checkpoint_bytes(config: "RunConfig") -> int:
+    """Bytes of a checkpoint: float32 weights and two moments of what is trained."""
+    trains_all = config.trainer.lora.rank == 0
+    return 12 * (parameter_count(config.model_spec) if trains_all else _adapter_sizes(config)[0])
+
+
 def _adapter_sizes(config: "RunConfig") -> tuple[int, int]:
     """Returns the adapters' parameters, and the elements of their exported tensors: a fused A has three names."""
     adapted = meta_model(config.model_spec, Lora(config.trainer.lora)).named_parameters()

@@ -52,6 +52,7 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkey
         r"memory of this machine \d+ GiB, there is no GPU; estimated( for each rank)? besides Python: ", shown
     )
     assert "engine's weights 0.0, KV cache 1.0)" in shown
+    assert "a checkpoint every 20 steps: 29 MB each, up to 88 MB\n" in shown  # 12 bytes each of 2.4 million
     assert "each GPU" not in shown
     assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
     lines = {line.split()[0]: line for line in shown.partition("--- rewards")[2].splitlines() if "reward " in line}
