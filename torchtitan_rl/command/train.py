@@ -127,13 +127,10 @@ def train_run(
     cleanup.callback(events.listen(Terminal(slowest=slowest)))
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.build import build_run, prepare
-        from torchtitan_rl.replicated import check_config
-        from torchtitan_rl.run.resume import choose_resume, config_fields, weights_digest
+        from torchtitan_rl.run.resume import agreed_fields, choose_resume
         from torchtitan_rl.run.run_folder import RunFolder
     resolved = prepare(config)
-    config, fields = resolved.config, config_fields(resolved.config, resolved.algorithm)
-    digests = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
-    check_config(fields | digests)
+    config, fields = resolved.config, agreed_fields(resolved.config, resolved.algorithm)
     folder = RunFolder.claim(config.dump_folder, name)
     keeps_record = config.eval_only and folder.continues  # what the run has recorded stays
     resume = broadcast(choose_resume(config, fields, folder.path) if is_rank_0() else None)

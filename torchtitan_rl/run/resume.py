@@ -17,6 +17,7 @@ from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.events import progress
 from torchtitan_rl.fields.references import load_reward
 from torchtitan_rl.models.hf_config import hf_architecture
+from torchtitan_rl.replicated import check_config
 from torchtitan_rl.run import manifest
 from torchtitan_rl.run.checkpoint_folder import Resume, checkpoints_at, find_resume, is_choice
 from torchtitan_rl.run.identity import identity, source_digest
@@ -135,6 +136,14 @@ def prompts_date(config: "RunConfig") -> str:
             with suppress(UserError, KeyError):  # of a damaged one, which is skipped
                 return manifest.read(checkpoint)["config"]["prompts.date"]
     return str(datetime.now().date())
+
+
+def agreed_fields(config: "RunConfig", algorithm: "Algorithm") -> dict[str, Any]:
+    """Returns `config_fields`. Raises UserError, on every rank, unless all ranks have the same, and the same weights. Collective."""
+    fields = config_fields(config, algorithm)
+    weights = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
+    check_config(fields | weights)
+    return fields
 
 
 def choose_resume(config: "RunConfig", fields: dict[str, Any], run_folder: Path) -> Resume | None:
