@@ -43,7 +43,7 @@ from torchtitan_rl.models.hf_decoder import longest_window
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.observe.evaluation_results import results_folder
-from torchtitan_rl.observe.metrics.throughput import TokenFlops
+from torchtitan_rl.observe.metrics.throughput import SplitNotice, TokenFlops
 from torchtitan_rl.observe.observer import RunObserver
 from torchtitan_rl.observe.unfinished import UnfinishedStep
 from torchtitan_rl.rewards import Grader
@@ -555,13 +555,14 @@ def _build_recorder(
 
 
 def _build_observer(config: "RunConfig", parts: Parts, run_folder: Path) -> RunObserver:
-    gather = _gather if dist.get_world_size() > 1 else None
+    gather, own = _gather if dist.get_world_size() > 1 else None, config.generator
     return RunObserver(
         _build_recorder(config, parts.tokenizer, run_folder, gather),
         algorithm=parts.algorithm,
         prompts=parts.prompts,
         token_flops=TokenFlops.of(config.model_spec.model, parts.trainer.model),
         results_folder=results_folder(run_folder, alone=config.eval_only),
+        split_notice=SplitNotice(own, dist.get_world_size()) if own.ranks else None,
     )
 
 

@@ -31,6 +31,7 @@ from torchtitan_rl.observe.metrics.reward_stats import (
     task_metrics,
 )
 from torchtitan_rl.observe.metrics.throughput import (
+    SplitNotice,
     TokenFlops,
     optimizer_metrics,
     peak_flops_per_s,
@@ -70,13 +71,14 @@ class RunObserver:
         prompts: "PromptStream",
         token_flops: TokenFlops,
         results_folder: Path,
+        split_notice: SplitNotice | None = None,
     ) -> None:
         self.recorder = recorder
         self._algorithm = algorithm
         self._prompts = prompts
         self._token_flops = token_flops
         self._results_folder = results_folder
-        self._idle_notice = IdleNotice()
+        self._idle_notice, self._split_notice = IdleNotice(), split_notice
         self._unfinished = UnfinishedStep()
 
     def keep(
@@ -111,6 +113,9 @@ class RunObserver:
             token_flops=self._token_flops,
             peak_flops=peak_flops and peak_flops * world_size,
         )
+        shares = time_shares(elapsed)
+        if self._split_notice:
+            self._split_notice.see(shares)
         judged = groups if self._algorithm.policy_loss.from_engine else ()  # no demonstrations
         for metrics in (
             *update.metrics,
@@ -128,7 +133,7 @@ class RunObserver:
             optimizer_metrics(update, state),
             staleness_metrics(groups),
             conversations,
-            time_shares(elapsed),
+            shares,
             perf,
         ):
             record_metrics(metrics)

@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from torchtitan_rl.events import progress
 from torchtitan_rl.summary import same_everywhere
 from torchtitan_rl.types import Metric
 
 if TYPE_CHECKING:
     from torchtitan.models.common.decoder import Decoder
 
+    from torchtitan_rl.generator.generator_config import GeneratorConfig
     from torchtitan_rl.state import RunState
     from torchtitan_rl.trainer.optimizer import UpdateReport
 
@@ -26,6 +29,8 @@ PARTS = {
     "wait": ("gather",),
 }
 """The timed phases of each part. Frozen models' forwards belong to train; gather waits for the slowest replica."""
+
+SIDES = ("trainer", "generator")
 
 
 class TokenFlops(NamedTuple):
@@ -148,7 +153,7 @@ def peak_flops_per_s() -> float | None:
 
 
 def time_shares(elapsed: Callable[[str], float]) -> dict[str, Metric]:
-    """`share/<part>` of this rank, merged as the mean over ranks; `share/other` is outside of all parts.
+    """`share/<part>` of this rank, merged as the mean over ranks, and `idle/<side>`; `share/other` is outside of all parts.
 
     Args:
         elapsed: seconds in a phase, such as "step", since the last step's flush.
@@ -158,4 +163,36 @@ def time_shares(elapsed: Callable[[str], float]) -> dict[str, Metric]:
         return {}
     seconds = {part: sum(map(elapsed, phases)) for part, phases in PARTS.items()}
     seconds["other"] = max(0.0, total - sum(seconds.values()))
-    return {f"share/{part}": Metric(s / total) for part, s in seconds.items()}
+    shares = {f"share/{part}": Metric(s / total) for part, s in seconds.items()}
+    waits = {side: elapsed(f"idle_{side}") for side in SIDES}
+    return shares | {f"idle/{side}": Metric(s / total) for side, s in waits.items() if s}
+
+
+class SplitNotice:
+    """Says once that another `generator.ranks` would make steps clearly shorter."""
+
+    def __init__(self, config: "GeneratorConfig", trainers: int) -> None:
+        self._config, self._trainers = config, trainers
+        self._seen: list[Mapping[str, Metric]] = []
+
+    def see(self, shares: Mapping[str, Metric]) -> None:
+        """Counts a step, given its `time_shares`."""
+        self._seen.append(shares)
+        if len(self._seen) != 11:  # the first step is unlike others
+            return
+        sides = [[step[f"idle/{side}"].value for step in self._seen[1:]] for side in SIDES]
+        idle = [min(1.0, fmean(values)) for values in sides]
+        now, ranks = self._config.ranks, self._config.ranks + self._trainers
+
+        def step(n: int) -> float:
+            """A step's time with n generators, in steps of now."""
+            parts = (1 - idle[0]) * self._trainers / (ranks - n), (1 - idle[1]) * now / n
+            return max(parts) if self._config.ahead else sum(parts)
+
+        engine = self._config.tensor_parallel_degree
+        best = min(range(engine, ranks, engine), key=step)
+        if (saved := step(now) - step(best)) > 0.1:
+            progress(
+                f"idle in 10 steps: trainers {idle[0]:.0%}, generators {idle[1]:.0%}. generator.ranks {best} would save {saved:.0%} "
+                "of a step, if the work of each side divides over its ranks"
+            )

@@ -58,12 +58,13 @@ PANEL_METRICS = (
     "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
     "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
     "ratio/clip_fraction", "sampler/logprob_diff/m*", "sampler/corrected_fraction", "in_flight/*", "maxent/tau", "maxent/beta",
-    "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "share/*", "time/[!e]*", "time/evaluate", "perf/*",
+    "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "share/*", "idle/*", "time/[!e]*", "time/evaluate",
+    "perf/*",
 )  # fmt: skip
 """About 35 numbers in a typical step. Those of an evaluation have their own line."""
 BUILT_IN_GROUPS = (
     "advantage", "completions", "conversations", "diversity", "entropy", "entropy_bonus", "evaluation",
-    "generator", "groups", "in_flight", "loss", "maxent", "moe", "nonfinite", "obs", "off_policy", "optimizer", "perf",
+    "generator", "groups", "idle", "in_flight", "loss", "maxent", "moe", "nonfinite", "obs", "off_policy", "optimizer", "perf",
     "policy", "prompts", "ratio", "reference", "reward", "role_baseline", "sampler", "semantic_entropy", "share", "sync",
     "teacher", "time", "top_entropy", "train",
 )  # fmt: skip

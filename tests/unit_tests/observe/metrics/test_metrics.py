@@ -10,6 +10,7 @@ import pytest
 from tests.parts.observability import group, sample
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.events import recorded_by
+from torchtitan_rl.generator.generator_config import GeneratorConfig
 from torchtitan_rl.observe import read_rows
 from torchtitan_rl.observe.metrics.completions import completion_metrics, diversity_metrics, staleness_metrics
 from torchtitan_rl.observe.metrics.evaluation_stats import evaluation_metrics
@@ -19,7 +20,14 @@ from torchtitan_rl.observe.metrics.reward_stats import (
     participation_metrics,
     reward_metrics,
 )
-from torchtitan_rl.observe.metrics.throughput import TokenFlops, optimizer_metrics, perf_metrics, time_shares
+from torchtitan_rl.observe.metrics.throughput import (
+    SIDES,
+    SplitNotice,
+    TokenFlops,
+    optimizer_metrics,
+    perf_metrics,
+    time_shares,
+)
 from torchtitan_rl.observe.observer import RunObserver, record_evaluation
 
 UPDATE = SimpleNamespace(
@@ -211,6 +219,29 @@ def test_shares_of_a_step_and_of_the_save_before_it_sum_to_1():
     expected |= {"wait": 0.05, "other": 0.05}
     assert found == pytest.approx({f"share/{part}": share for part, share in expected.items()})
     assert time_shares(lambda phase: 0.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("idle", "own", "ranks", "said"),
+    [
+        ((0.01, 0.6), {"ranks": 4, "ahead": 1}, 8, "generators 60%. generator.ranks 3 would save 20%"),  # 3.96 / 5
+        ((0.01, 0.6), {"ranks": 4, "ahead": 1, "tensor_parallel_degree": 4}, 8, None),  # one engine
+        ((0.01, 0.1), {"ranks": 4, "ahead": 1}, 8, None),
+        ((0.9, 0.1), {"ranks": 4}, 8, "generator.ranks 6 would save 20%"),  # in turns: 0.4 / 2 + 3.6 / 6
+        ((0.7, 0.01), {"ranks": 1, "ahead": 1}, 2, None),
+    ],
+)
+def test_split_that_wastes_less_is_named_once_if_whole_engines_can_move(capsys, idle, own, ranks, said):
+    notice = SplitNotice(GeneratorConfig(**own), ranks - own["ranks"])
+    seconds = {"step": 2.0, "idle_trainer": 2 * idle[0], "idle_generator": 2 * idle[1]}
+    shares = time_shares(lambda phase: seconds.get(phase, 0.0))
+    assert [shares[f"idle/{side}"].value for side in SIDES] == pytest.approx(idle)
+    notice.see({})  # a first step whose generators came from a checkpoint
+    for _ in range(30):
+        notice.see(shares)
+    printed = capsys.readouterr().out
+    assert printed.count("generator.ranks") == (said is not None)
+    assert (said or "") in printed
 
 
 def a_step():
