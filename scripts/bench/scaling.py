@@ -36,8 +36,8 @@ PUSH_S_OF_TENSOR = 1.3e-3
 """Seconds of a push for each tensor: load, digest and comparison. Fitted to two measured pushes: 0.11 s and 0.52 s."""
 PUSH_S = 0.06
 """Seconds of a push besides."""
-ENGINE_SHARE, MOST_SEQUENCES = 0.4, 512
-"""Share of a GPU's memory that the engine has, and the most sequences that it decodes together."""
+ENGINE_SHARE, OWN_SHARE, MOST_SEQUENCES = 0.4, 0.85, 512
+"""Share of a GPU's memory that the engine has beside a trainer, and alone; the most sequences that it decodes together."""
 REDUCE_S = 12e-6
 """Seconds of a small all-reduce over NVLink in the engine, twice a layer with tensor parallelism."""
 
@@ -197,12 +197,14 @@ class Layout(NamedTuple):
     """The trainer's tensor-parallel degree."""
 
 
-def decode_seconds(lengths: np.ndarray, *, prompt: int, model: Model, engine: int, machine: Machine) -> float:
+def decode_seconds(
+    lengths: np.ndarray, *, prompt: int, model: Model, engine: int, machine: Machine, share: float = ENGINE_SHARE
+) -> float:
     """Returns the seconds in which one engine decodes completions of these lengths.
 
     Those that its cache does not hold at once wait: they are decoded first, at a full batch of the mean length.
     """
-    room = ENGINE_SHARE * machine.gib * 2**30 * engine - 2 * model.parameters
+    room = share * machine.gib * 2**30 * engine - 2 * model.parameters
     mean = float(lengths.mean())
     together = max(1, min(MOST_SEQUENCES, int(room / model.kv_bytes / (prompt + mean))))
     last = lengths[-together:]
@@ -250,10 +252,11 @@ class Work:
     """Steps between checkpoints."""
 
 
-def engines_seconds(work: Work, model: Model, *, engines: int, engine: int, machine: Machine) -> list[float]:
-    """Returns the seconds in which each engine decodes its share of a step; one without a share is left out."""
+def engines_seconds(work: Work, model: Model, *, engines: int, engine: int, **of: Machine | float) -> list[float]:
+    """Returns the seconds in which each engine decodes its share of a step; one without a share is left out. `of`: see
+    `decode_seconds`."""
     shares = [work.lengths[rank::engines] for rank in range(min(engines, len(work.lengths)))]
-    return [decode_seconds(share, prompt=work.prompt, model=model, engine=engine, machine=machine) for share in shares]
+    return [decode_seconds(share, prompt=work.prompt, model=model, engine=engine, **of) for share in shares]
 
 
 def step_seconds(
@@ -308,26 +311,37 @@ def step_seconds(
         "push": PUSH_S + PUSH_S_OF_TENSOR * model.tensors + gathered,
         "checkpoint": checkpoint,
     }
-    whole = sum(seconds.values())
-    lost = RESTART_S + work.interval / 2 * whole
-    seconds["restarts"] = whole * lost * layout.gpus / (FAILURE_HOURS * 3600)
+    seconds["restarts"] = restarts_seconds(sum(seconds.values()), work, layout.gpus)
     return seconds
+
+
+def restarts_seconds(step: float, work: Work, gpus: int) -> float:
+    """Returns the seconds that interruptions add to a step."""
+    return step * (RESTART_S + work.interval / 2 * step) * gpus / (FAILURE_HOURS * 3600)
+
+
+def engines_of(gpus: int, model: Model, machine: Machine, *, engine: int = 0, share: float = ENGINE_SHARE) -> list[int]:
+    """Returns the GPUs of an engine, or `engine` alone, with which the weights fit into three quarters of its memory."""
+    room = 0.75 * share * machine.gib * 2**30
+    sizes = (engine,) if engine else (1, 2, 4, 8)
+    return [one for one in sizes if gpus % one == 0 and one <= gpus and 2 * model.parameters / one < room]
+
+
+def shards_of(gpus: int, model: Model, machine: Machine, *, shards: int = 0, tp: int = 1) -> list[int]:
+    """Returns the FSDP ranks, or `shards` alone, on which the state fits: over FSDP x TP 16 bytes of each trained parameter and 2 of each
+    of LoRA's base."""
+    state = 16 * model.trained + 2 * model.parameters * model.lora
+    sizes = [shards] if shards else sorted({2**power for power in range(11)} | {gpus // tp})
+    fits = [over for over in sizes if over and state / over / tp < 0.6 * machine.gib * 2**30]
+    return [over for over in fits if gpus % (over * tp) == 0]
 
 
 def layouts(
     gpus: int, model: Model, machine: Machine, *, engine: int = 0, shards: int = 0, tp: int = 1
 ) -> list[Layout]:
-    """Returns the layouts, of 0 any, whose engine and state fit: an engine in 40 % of a GPU, and over the FSDP x TP ranks 16 bytes of each
-    trained parameter and 2 of each of LoRA's base."""
-    state = 16 * model.trained + 2 * model.parameters * model.lora
-    found = []
-    for one in (engine,) if engine else (1, 2, 4, 8):
-        for over in (shards,) if shards else (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
-            fits_engine = 2 * model.parameters / one < 0.75 * ENGINE_SHARE * machine.gib * 2**30
-            fits_state = state / over / tp < 0.6 * machine.gib * 2**30
-            if one <= gpus and over * tp <= gpus and gpus % one == 0 and fits_engine and fits_state:
-                found.append(Layout(gpus, over, one, tp))
-    return found
+    """Returns the layouts, of 0 any, whose engine and state fit."""
+    sizes = shards_of(gpus, model, machine, shards=shards, tp=tp)
+    return [Layout(gpus, over, one, tp) for one in engines_of(gpus, model, machine, engine=engine) for over in sizes]
 
 
 def best(
@@ -344,52 +358,71 @@ def best(
     return min(found, key=lambda pair: round(sum(pair[1].values()), 1), default=None)
 
 
-def separate_seconds(work: Work, model: Model, gpus: int, machine: Machine, *, engine: int) -> float:
-    """Returns the seconds of a step if some GPUs only generate and the others only train, at the same time, in the best split.
+class Split(NamedTuple):
+    """A step with `generator.ranks` and `generator.ahead` 1."""
 
-    Generators never wait for a step's longest completion: each slot begins the next prompt, so they take the mean engine's time at a full
-    batch. The weights travel once over the network. Samples are a step or more old.
+    generators: int
+    engine: int
+    """GPUs of one engine."""
+    sampling: float
+    """Seconds of the slowest engine."""
+    update: float
+    """Seconds of the trainers meanwhile."""
+    step: float
+
+
+def best_split(
+    work: Work, model: Model, gpus: int, machine: Machine, *, generators: int = 0, engine: int = 0, tp: int = 1
+) -> Split | None:
+    """Returns the split with the shortest step; None if none fits. The generators' number is `generators`, or one of seven eighths.
+
+    The longer of sampling and update, and after it the push: the weights that the trainers gather go on over the link.
     """
-    whole = []
-    for generating in (gpus // 4, gpus // 2, 3 * gpus // 4):
-        if generating < engine or gpus - generating < 1 or generating % engine:
-            continue
-        engines = generating // engine
-        shares = [work.lengths[rank::engines] for rank in range(min(engines, len(work.lengths)))]
-        full = [np.full(len(share), int(np.ceil(share.mean()))) for share in shares]
-        decoded = [decode_seconds(one, prompt=work.prompt, model=model, engine=engine, machine=machine) for one in full]
-        fits = layouts(gpus - generating, model, machine)
-        if not fits:
-            continue
-        trained = min(
-            sum(v for k, v in step_seconds(work, model, one, machine, [0.0]).items() if k in ("update", "gathers"))
-            for one in fits
-        )
-        whole.append(max(float(np.mean(decoded)), trained) + 2 * model.trained / machine.network)
-    return min(whole, default=float("inf"))
+    found = []
+    link = 2 * (model.trained if model.lora else model.parameters) / rate(gpus, machine)
+    for number in (generators,) if generators else sorted({gpus * eighths // 8 for eighths in range(1, 8)} - {0}):
+        trainers = gpus - number
+        layouts = [Layout(trainers, over, 1, tp) for over in shards_of(trainers, model, machine, tp=tp)]
+        training = [step_seconds(work, model, layout, machine, [0.0]) for layout in layouts]
+        for one in engines_of(number, model, machine, engine=engine, share=OWN_SHARE) if training else ():
+            of = {"engine": one, "machine": machine, "share": OWN_SHARE}
+            sampling = max(engines_seconds(work, model, engines=number // one, **of))
+            for parts in training:
+                update, between = parts["update"] + parts["gathers"], parts["push"] + parts["checkpoint"] + link
+                whole = max(sampling, update) + between
+                found.append(Split(number, one, sampling, update, whole + restarts_seconds(whole, work, gpus)))
+    return min(found, key=lambda one: round(one.step, 1), default=None)
 
 
-def print_curve(model: Model, work: Work, *, nodes: list[int], longest: int, **chosen: int) -> None:
-    """Prints a step by parts, for each number of GPUs with its best layout of those with the `chosen` engine, shards and tp."""
+def print_curve(
+    model: Model, work: Work, *, nodes: list[int], longest: int, shards: int = 0, generators: int = 0, **chosen: int
+) -> None:
+    """Prints a step by parts, for each number of GPUs with its best layout of those with the `chosen` engine, shards and tp, and the
+    best split."""
     print(
         f"{len(work.lengths)} completions of {work.lengths.mean():,.0f} tokens on average, at most {longest:,}; seconds on H100, estimated to "
         "about a factor of two"
     )
-    print("  GPUs  engine  FSDP x TP  decode  straggler  update  gathers  push  saved    step  tokens/s/GPU  separate")
+    print(
+        "  GPUs  engine  FSDP x TP  decode  straggler  update  gathers  push  saved    step  tokens/s/GPU  generators x engine  sampling  update    step    gain"
+    )
     for gpus in nodes:
-        found = best(work, model, gpus, H100, **chosen)
+        found = best(work, model, gpus, H100, shards=shards, **chosen)
         if found is None:
             print(f"{gpus:6d}  does not fit")
             continue
         layout, parts = found
         step = sum(parts.values())
-        apart = separate_seconds(work, model, gpus, H100, engine=layout.engine)
         shown = (parts["decode"], parts["straggler"], parts["update"], parts["gathers"], parts["push"])
         saved = parts["checkpoint"] + parts["restarts"]
-        print(
+        line = (
             f"{gpus:6d}  {layout.engine:6d}  {layout.shards:4d} x {layout.tp:2d}  {shown[0]:6.1f}  {shown[1]:9.1f}  {shown[2]:6.1f}  {shown[3]:7.1f}"
-            f"  {shown[4]:4.1f}  {saved:5.1f}  {step:6.1f}  {work.lengths.sum() / step / gpus:12,.0f}  {step / apart:7.2f} x"
+            f"  {shown[4]:4.1f}  {saved:5.1f}  {step:6.1f}  {work.lengths.sum() / step / gpus:12,.0f}"
         )
+        if split := best_split(work, model, gpus, H100, generators=generators, **chosen):
+            apart = f"{split.generators} x {split.engine}"
+            line += f"  {apart:>19}  {split.sampling:8.1f}  {split.update:6.1f}  {split.step:6.1f}  {step / split.step:4.2f} x"
+        print(line)
 
 
 def main() -> None:
@@ -406,6 +439,9 @@ def main() -> None:
         "--fsdp", type=int, default=0, help="ranks over which the trainer is sharded; more are replicas"
     )
     parser.add_argument("--tp", type=int, default=1, help="the trainer's tensor-parallel degree")
+    parser.add_argument(
+        "--generator-ranks", type=int, default=0, help="of the split on the right, one step ahead; 0: the best eighths"
+    )
     args = parser.parse_args()
     ranks = max(args.fsdp, 1) * args.tp
     if any(gpus % ranks or gpus % max(args.engine, 1) for gpus in args.gpus):
@@ -420,6 +456,7 @@ def main() -> None:
         engine=args.engine,
         shards=args.fsdp,
         tp=args.tp,
+        generators=args.generator_ranks,
     )
 
 

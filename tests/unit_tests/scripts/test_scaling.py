@@ -33,12 +33,37 @@ def test_curve_names_the_best_layout_of_each_number_of_gpus(monkeypatch, capsys)
     assert [line.split()[0] for line in lines[2:]] == [str(2**power) for power in range(11)]
 
 
+@pytest.mark.parametrize(
+    ("size", "tokens", "gpus", "own", "engine", "published"),
+    [("8B", 930, (16, 16), 8, 1, 97.7 / 74.6), ("32B", 3076, (32, 64), 32, 4, 393 / 215)],
+)
+def test_gain_of_generators_one_step_ahead_is_near_that_of_published_steps(size, tokens, gpus, own, engine, published):
+    """NeMo RL 0.4 on H100: 2,048 sequences of at most 4,096 tokens, of which the prompts' 130 are a guess. 32B: on twice the GPUs."""
+    model = scaling.Model.of(qwen3(size))
+    work = scaling.Work(lengths=scaling.draw_lengths(2048, mean=tokens, longest=3966), prompt=130)
+    _, parts = scaling.best(work, model, gpus[0], scaling.H100)
+    split = scaling.best_split(work, model, gpus[1], scaling.H100, generators=own, engine=engine)
+    assert sum(parts.values()) / split.step == pytest.approx(published, rel=0.2)
+
+
+def test_step_of_a_split_is_the_longer_side_and_the_push_over_the_link():
+    model, work = scaling.Model.of(qwen3("0.6B")), scaling.Work(lengths=np.full(512, 256), prompt=64)
+    few, many = (scaling.best_split(work, model, 16, scaling.H100, generators=number, engine=1) for number in (1, 15))
+    assert [split.sampling > split.update for split in (few, many)] == [True, False]
+    for split in (few, many):
+        between = split.step - max(split.sampling, split.update)
+        assert 2 * model.parameters / scaling.H100.network < between < 3
+    chosen = scaling.best_split(work, model, 16, scaling.H100)
+    assert chosen.step <= min(few.step, many.step)
+
+
 def test_a_chosen_layout_is_the_one_that_is_estimated(monkeypatch, capsys):
-    layout = ["--gpus", "8", "--engine", "2", "--fsdp", "4", "--tp", "2"]
+    layout = ["--gpus", "8", "--engine", "2", "--fsdp", "4", "--tp", "2", "--generator-ranks", "4"]
     monkeypatch.setattr(sys, "argv", ["scaling", "8B", "--completion-tokens", "64", "--sequences", "64", *layout])
     scaling.main()
     [line] = capsys.readouterr().out.splitlines()[2:]
     assert line.split()[:5] == ["8", "2", "4", "x", "2"]
+    assert line.split()[-8:-5] == ["4", "x", "2"]
 
 
 def test_lora_fits_where_the_whole_model_does_not_and_computes_no_gradient_of_its_base():
