@@ -28,7 +28,7 @@ CELLS = ROOT / "scripts" / "results_cells.py"
 TRAIN = [sys.executable, "-m", "torchtitan_rl.command.command", "train"]
 TARGET = 0.5
 """Held-out accuracy of counting to which steps and tokens are counted."""
-RANKS = {"ranks_2": 2, "ranks_4": 4}
+RANKS = {"ahead_1": 2, "ahead_1_in_flight": 2, "ranks_2": 2, "ranks_4": 4}
 """The cells that say on how many ranks they run. Others run on one, or on each GPU."""
 
 

@@ -172,6 +172,21 @@ def age_4() -> RunConfig:
     return _age(4)
 
 
+def ahead_1() -> RunConfig:
+    """GRPO on two ranks, of which one samples one step ahead of the other, and truncated importance sampling."""
+    config = grpo()
+    config.generator.ranks = config.generator.ahead = 1
+    config.algorithm.mismatch = TokenTruncate.Config()
+    return config
+
+
+def ahead_1_in_flight() -> RunConfig:
+    """The same with half as many groups again in flight."""
+    config = in_flight()
+    config.generator.ranks = config.generator.ahead = 1
+    return config
+
+
 def bfloat16() -> RunConfig:
     """GRPO with engine and trainer in bfloat16."""
     config = grpo()

@@ -16,7 +16,7 @@ from torchtitan_rl.validation import validate
 @pytest.mark.parametrize("cell", results.cells())
 def test_every_cell_is_a_sound_config(cell, tmp_path):
     name, config = parse_args(results.arguments(cell, 3, tmp_path / "run", 4))
-    validate(config, world_size=1)
+    validate(config, world_size=results.RANKS.get(cell, 1))
     config.task.build().held_out_examples(config.evaluation.num_prompts)
     assert (config.seed, config.num_steps, config.dump_folder) == (3, 4, str(tmp_path / "run"))
     assert load_config(name).num_steps == 20
