@@ -1,6 +1,7 @@
 """scripts/bench/scaling.py: a step by parts, against what was measured and what real runs send."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,9 +51,12 @@ def test_step_of_a_split_is_the_longer_side_and_the_push_over_the_link():
     model, work = scaling.Model.of(qwen3("0.6B")), scaling.Work(lengths=np.full(512, 256), prompt=64)
     few, many = (scaling.best_split(work, model, 16, scaling.H100, generators=number, engine=1) for number in (1, 15))
     assert [split.sampling > split.update for split in (few, many)] == [True, False]
-    for split in (few, many):
-        between = split.step - max(split.sampling, split.update)
-        assert 2 * model.parameters / scaling.H100.network < between < 3
+    assert [split.step - max(split.sampling, split.update) for split in (few, many)] == pytest.approx(
+        [0.5, 0.5], abs=0.4
+    )
+    unlinked = scaling.best_split(work, model, 16, replace(scaling.H100, network=1e15), generators=15, engine=1)
+    link = 2 * model.parameters / scaling.H100.network  # one trainer gathers nothing
+    assert many.step - unlinked.step == pytest.approx(link, rel=0.1)
     chosen = scaling.best_split(work, model, 16, scaling.H100)
     assert chosen.step <= min(few.step, many.step)
 
