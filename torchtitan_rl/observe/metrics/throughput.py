@@ -177,7 +177,7 @@ class SplitNotice:
 
     def see(self, shares: Mapping[str, Metric]) -> None:
         """Counts a step, given its `time_shares`."""
-        self._seen.append(shares)
+        self._seen = [*self._seen, shares][:12]
         if len(self._seen) != 11:  # the first step is unlike others
             return
         sides = [[step[f"idle/{side}"].value for step in self._seen[1:]] for side in SIDES]
