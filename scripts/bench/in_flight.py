@@ -23,7 +23,7 @@ from typing import Any
 from scipy.stats import ks_2samp
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "outputs/bench/in_flight"
+FOLDER = ROOT / "outputs/bench"
 FIRST = 3
 """The first step that counts: the engine and the learning have begun."""
 
@@ -39,7 +39,7 @@ def sides_of(prompts: int, max_ages: Sequence[int]) -> Sides:
 
 def run(name: str, *, ranks: int, more: Sequence[str] = (), **options: Any) -> Path:
     """Train, and return the run's folder."""
-    folder = FOLDER / name.replace(" ", "-")
+    folder = FOLDER / name.replace(",", "").replace(" ", "-")
     shutil.rmtree(folder, ignore_errors=True)
     options = {"config": "debug_in_flight", "dump-folder": folder, "checkpoint.interval": 1000} | options
     told = [part for name, value in options.items() for part in (f"--{name}", str(value))]
@@ -73,7 +73,7 @@ def compare(sides: Sides, *, ranks: Sequence[int], seeds: Sequence[int], steps: 
             for side in sides if seed % 2 == 0 else reversed(sides):
                 shared = {"seed": seed, "num-steps": steps, "evaluation.every": every or steps}
                 options = sides[side] | shared | {"evaluation.num-prompts": held_out}
-                rows = steps_of(run(f"{side}-{number}-{seed}", ranks=number, **options))
+                rows = steps_of(run(f"in_flight/{side}-{number}-{seed}", ranks=number, **options))
                 speeds[side].append(speed(rows))
                 carried = fmean(row.get("in_flight/carried_tokens_fraction", 0.0) for row in rows)
                 oldest = max(row.get("in_flight/age/max", 0) for row in rows)
@@ -109,7 +109,10 @@ def compare_distributions(sides: Sides, steps: int) -> None:
     """Print the Kolmogorov-Smirnov tests of what both sides trained on, with the policy held fixed."""
     more = ["--metrics.keep-all-rows", "--metrics.no-report"]
     fixed = {"trainer.optimizer.lr": 0, "sampling.n": 2, "num-steps": steps, "evaluation.every": steps}
-    found = {side: groups_of(run(side, ranks=1, more=more, **fixed, **options)) for side, options in sides.items()}
+    found = {
+        side: groups_of(run(f"in_flight/{side}", ranks=1, more=more, **fixed, **options))
+        for side, options in sides.items()
+    }
     for name in ("mean length", "longest length", "mean reward"):
         values = [[group[name] for group in groups] for groups in found.values()]
         test = ks_2samp(*values)
