@@ -1,6 +1,6 @@
 """Whole runs whose ranks sample and train in turn against runs with generators on ranks of their own, on debug_in_flight's long tail.
 
-    .venv/bin/python scripts/bench/own_generators.py                    about ten minutes of two idle cores
+    .venv/bin/python scripts/bench/own_generators.py                    about twelve minutes of two idle cores
     .venv/bin/python scripts/bench/own_generators.py --ranks 8 --steps 20
 
 All sides have the same ranks and cores, and otherwise their own defaults. They run in turn, the second time in reverse order. A step's
@@ -43,7 +43,7 @@ def row(name: str, steps: Sequence[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=2)
     args = parser.parse_args()
     shared = {"num-steps": args.steps, "in-flight.prompts": 0, "evaluation.every": 0}
