@@ -119,7 +119,7 @@ class StatusFile(Listener):
         try:
             yield
         finally:
-            self.update(waits=False)
+            self.update(waits=False, progressed=time.monotonic())
 
     def advanced(self) -> None:
         if time.monotonic() - self.status.progressed > ADVANCED_EVERY_S:
@@ -187,10 +187,15 @@ def is_stopped(status: RankStatus) -> bool:
     return state(status.pid) in ("T", "t")
 
 
+def holds_up(status: RankStatus) -> bool:
+    """Whether others may wait for a rank: it does not wait for others' work, or could not go on after it."""
+    return not status.waits or is_stopped(status)
+
+
 def stragglers(ranks: Sequence[RankStatus]) -> list[RankStatus]:
-    """The ranks that hold up the others: of those that do not wait, those with the fewest phase changes; of these, those that are
-    stopped, if there are any."""
-    ranks = [status for status in ranks if not status.waits] or ranks
+    """The ranks that hold up the others: of those that may, those with the fewest phase changes; of these, those that are stopped,
+    if there are any."""
+    ranks = [status for status in ranks if holds_up(status)] or ranks
     fewest = min((status.changes for status in ranks), default=0)
     slow = [status for status in ranks if status.changes == fewest]
     return [status for status in slow if is_stopped(status)] or slow

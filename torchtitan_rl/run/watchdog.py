@@ -18,6 +18,7 @@ from torchtitan_rl.run.rank_status import (
     RankStatus,
     describe,
     has_vanished,
+    holds_up,
     is_stopped,
     named,
     read_statuses,
@@ -66,7 +67,7 @@ class Watchdog:
             return
         alive = [status for status in statuses if job_processes.is_alive(status.pid)]
         running = [status for status in alive if not status.outcome] or alive
-        if not running or self.hung:
+        if self.hung or not any(map(holds_up, running)):  # or all wait for another node's ranks
             return
         slow = stragglers(running)
         quiet_s = now - max(self._resumed, *(status.progressed for status in slow))

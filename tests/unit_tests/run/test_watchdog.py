@@ -66,6 +66,15 @@ def test_the_rank_with_the_fewest_phase_changes_is_the_straggler(monkeypatch):
     assert stragglers([ranks[0], ranks[2]]) == [ranks[2]]  # stopped by a signal
 
 
+def test_a_rank_that_waits_for_others_work_holds_up_nobody_unless_it_is_stopped(look, said, monkeypatch):
+    trainer, generator = status(0, "step 3: train"), status(1, "step 3: idle_generator", changes=30_002, waits=True)
+    assert stragglers([trainer, generator]) == [trainer]
+    assert look(9_000, generator, replace(generator, rank=2)).hung is None  # the trainers are on another node
+    assert said == []
+    monkeypatch.setattr(rank_status, "state", lambda pid: "T" if pid == generator.pid else "S")
+    assert stragglers([trainer, generator]) == [generator]
+
+
 def test_a_late_rank_is_reported_again_after_twice_the_time(look, said):
     ranks = [status(0), status(1, "step 3: grade", 100.0, 30_005)]
     look(125, *ranks)
@@ -107,6 +116,18 @@ def test_the_deadlines_of_a_phase_follow_the_longest_wait_so_far(monkeypatch):
     now += 5.0
     assert deadlines("step 1: grade", 40.0) == (15.0, 100.0)
     assert deadlines("step 2: generate", 1.0) == (50.0, 100.0)  # at most half of the limit
+
+
+def test_a_wait_for_others_work_is_not_the_ranks_own_time(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    file = StatusFile(0)
+    file.moved("step 1: idle_trainer")
+    with file.during("waiting", "idle_trainer"):
+        assert file.status.waits
+        now += 300.0
+    file.moved("step 1: train")
+    assert file.status.notice_s == WatchdogLimits().notice_seconds
 
 
 def test_a_status_is_written_in_microseconds_and_a_vanished_rank_has_failed(tmp_path, monkeypatch):
