@@ -3,7 +3,8 @@
     python -m torchtitan_rl.run.launch --standalone --nproc_per_node=2 -m tests.integration.sabotage --dtype bfloat16 --generator-tp 2
 
 Prints for each what the push said, and the probe's difference as a multiple of the noise. --between shows what a CPU's push between two full
-checks says, and --hf-assets-path takes a model of a folder instead of a tiny one.
+checks says, --hf-assets-path takes a model of a folder instead of a tiny one, and with --generator-ranks the last ranks have the engines. A fault
+that arises in an engine is the last engine's alone.
 """
 
 import argparse
@@ -11,8 +12,11 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torchtitan_rl import device  # noqa: F401
 
@@ -21,7 +25,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor  # noqa: E402
-from torchtitan.config import CommConfig  # noqa: E402
+from torchtitan.config import TORCH_DTYPE_MAP, CommConfig  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from tests.integration.parity import TokenizerStandIn  # noqa: E402
@@ -29,12 +33,14 @@ from tests.parts.pushes import Policy  # noqa: E402
 from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharded_policy  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
+from torchtitan_rl.link import Link  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES, InProcess  # noqa: E402
+from torchtitan_rl.sync.other_ranks import PART, OrderedEngine, OtherRanks  # noqa: E402
 from torchtitan_rl.sync.probe import distances  # noqa: E402
 from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSync, WeightSyncError  # noqa: E402
-from torchtitan_rl.types import Prompt  # noqa: E402
+from torchtitan_rl.types import FloatArray, IntArray, Prompt  # noqa: E402
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -42,11 +48,10 @@ ROTARY = "model.layers.0.self_attn.rotary_emb.cos_sin_cache"
 Weights = Iterator[tuple[str, Tensor]]
 
 
-class Pair:
-    """A policy and an engine in these processes."""
+class Engine:
+    """This rank's engine, and what goes wrong in it."""
 
-    def __init__(self, folder: str, probe: list[int], dtype: str, generator_tp: int, check_interval: int) -> None:
-        self.model, self.adapter = sharded_policy(Path(folder), dtype=dtype, seq_len=256, chunk_tokens=64)
+    def __init__(self, folder: str, dtype: str, generator_tp: int, link: Link | None = None) -> None:
         self.generator = Generator(
             Generator.Config(tensor_parallel_degree=generator_tp, dtype=dtype, max_model_len=256, sleep=False),
             hf_assets_path=folder,
@@ -54,6 +59,81 @@ class Pair:
             sampling=SamplingConfig(n=2, max_tokens=4),
             seed=0,
         )
+        self.link = link
+        self._faults = ExitStack()
+
+    def module(self, name: str) -> torch.nn.Module:
+        return self.generator.llm.apply_model(lambda model: model.get_submodule(name))[0]
+
+    @property
+    def loader(self) -> torch.nn.Module:
+        """The engine's layer of DOWN."""
+        return self.module(DOWN.rpartition(".")[0])
+
+    def begin(self, fault: str) -> None:
+        """Let the last engine do something wrong until `end`."""
+        if self.generator.replica == self.generator.num_replicas - 1:
+            self._faults.enter_context(IN_ENGINE[fault](self))
+
+    def end(self) -> None:
+        self._faults.close()
+
+    def fill_cache(self) -> None:
+        block = self.generator.llm.llm_engine.vllm_config.cache_config.block_size
+        tokens = [1 + i % 120 for i in range(block + 3)]
+        prompts = [Prompt(prompt_idx=i, text="", token_ids=tokens, expected_answer="") for i in range(2)]
+        sampled(self.generator, prompts)
+
+    def logprobs(self, probe: IntArray) -> FloatArray:
+        """The last engine's log-probabilities of probe[1:], [L - 1]."""
+        return comm.all_gather_lists([self.generator.prompt_logprobs(probe)])[-1]
+
+    def carry_out_orders(self) -> None:
+        """On ranks that have the engines of others. An error is answered; in a run it ends its rank, and the job."""
+        parts = {PART: OrderedEngine(self.link, self.generator, None), "engine": self}
+        while (order := self.link.order()) is not None:
+            value, errors = None, []
+            try:
+                value = getattr(parts[order.part], order.method)(**order.arguments)
+            except RuntimeError as error:
+                errors.append(error)
+            self.link.answer(next(iter(comm.all_gather_lists(errors)), value))
+
+
+class FarEngine:
+    """The same on other ranks."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._link.call, 0, "engine", method)
+
+
+class TellingLink(Link):
+    """Raises the error that is answered."""
+
+    def answer(self, value: Any = None, stopped: int = 0) -> Any:
+        value = super().answer(value, stopped)
+        if isinstance(value, RuntimeError) and not self.samples:
+            raise value
+        return value
+
+
+class Pair:
+    """A policy in these processes, and engines here or on other ranks."""
+
+    def __init__(
+        self,
+        folder: str,
+        probe: list[int],
+        dtype: str,
+        engine: Engine | FarEngine,
+        connect: Callable,
+        check_interval: int,
+    ) -> None:
+        self.model, self.adapter = sharded_policy(Path(folder), dtype=dtype, seq_len=256, chunk_tokens=64)
+        self.engine, self._connect, self.dtype = engine, connect, TORCH_DTYPE_MAP[dtype]
         self.policy = Policy(self.model, self.adapter, dtype=dtype)
         self.probe = np.array(probe)
         self._start: list[Tensor] = []
@@ -61,7 +141,7 @@ class Pair:
         self.config = WeightSync.Config(max_diff=None, check_interval=check_interval)
 
     def weights(self) -> Weights:
-        return hf_weights(self.model, self.adapter, self.generator.dtype)
+        return hf_weights(self.model, self.adapter, self.dtype)
 
     def update(self) -> None:
         """Move every weight from the start, up or down, by 1 % at first, then by 2 or 3 % in turn."""
@@ -76,7 +156,7 @@ class Pair:
     def new_sync(self) -> WeightSync:
         """A sync after its first push, which is right."""
         scale_policy(self.model, 1.0)  # back to shards
-        sync = self.config.build(trainer=self.policy, connect=partial(InProcess, self.generator), probe=self.probe)
+        sync = self.config.build(trainer=self.policy, connect=self._connect, probe=self.probe)
         self.push(sync, self.weights())
         return sync
 
@@ -87,7 +167,7 @@ class Pair:
 
     def probe_ratio(self, sync: WeightSync) -> float:
         """The probe's difference, as a multiple of the noise."""
-        engine, policy = self.generator.prompt_logprobs(self.probe), self.policy.token_logprobs(self.probe)
+        engine, policy = self.engine.logprobs(probe=self.probe), self.policy.token_logprobs(self.probe)
         return (distances(engine, policy, sync._coarser) / sync._noise)[0]  # noqa: SLF001
 
 
@@ -126,14 +206,15 @@ SAYS = {
     "one tensor changed by the engine's loader": f"{DOWN} {OTHER_VALUES}",
     "wrong tensor-parallel shard in the engine": f"{DOWN} {OTHER_VALUES}",
     "changed just before it was packed": f"{DOWN} {OTHER_VALUES}",
+    "shifted by one element on the way": f"{DOWN} {OTHER_VALUES}",
     "rotary cache x 1.05": f"{ROTARY} {CHANGED}",
     "prefix cache kept": "vLLM kept its prefix cache",
 }
 """What is wrong, and what the error says."""
 
 
-def sabotages(pair: Pair) -> Iterator[tuple[str, Callable[[Weights], Weights]]]:
-    """(what is wrong, how it comes about), each after a clean push and an update."""
+def sabotages(pair: Pair, generator_tp: int) -> Iterator[tuple[str, Callable[[Weights], Weights]]]:
+    """(what is wrong, what is sent), each after a clean push and an update."""
     start = [(name, tensor.clone()) for name, tensor in pair.weights()]
     yield "stale all", lambda weights: iter(start)
     before = [(name, tensor.clone()) for name, tensor in pair.weights()]
@@ -146,87 +227,92 @@ def sabotages(pair: Pair) -> Iterator[tuple[str, Callable[[Weights], Weights]]]:
     yield "a stale block of 16 x 16", replaced(DOWN, old, (slice(32, 48), slice(16, 32)))
     # Where the head has no packed copy (on a GPU, in bfloat16 on a CPU that lacks it), both names are one parameter of the
     # engine, and the one that is loaded last holds.
-    if device.ON_CPU and (pair.generator.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()):  # noqa: SLF001
+    if device.ON_CPU and (pair.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()):  # noqa: SLF001
         yield "stale embedding, new tied head", replaced(EMBEDDING, old, ())
     yield "tied head missing", without("lm_head.weight")
-    yield "one tensor changed by the engine's loader", patched_loader(pair, lambda tensor: tensor * 0.99)
-    if pair.generator.config.tensor_parallel_degree > 1:
-        other_shard = patched_loader(pair, lambda tensor: tensor.roll(tensor.shape[1] // 2, 1))
-        yield "wrong tensor-parallel shard in the engine", other_shard
-    if device.ON_CPU:
-        yield "changed just before it was packed", change_before_packing(pair)
-    rotary = module(pair, ROTARY.rpartition(".")[0]).cos_sin_cache
-    kept = rotary.clone()
-
-    def with_other_rotary(weights: Weights) -> Weights:
-        yield from weights
-        rotary.mul_(1.05)
-
-    yield "rotary cache x 1.05", with_other_rotary
-    rotary.copy_(kept)
-    yield "prefix cache kept", keep_cache(pair)
-    del pair.generator.llm.reset_prefix_cache
+    for fault in IN_ENGINE:
+        alone = {
+            "wrong tensor-parallel shard in the engine": generator_tp > 1,
+            "changed just before it was packed": device.ON_CPU,
+        }
+        if alone.get(fault, isinstance(pair.engine, FarEngine) or fault != "shifted by one element on the way"):
+            yield fault, iter
 
 
-def change_before_packing(pair: Pair) -> Callable[[Weights], Weights]:
-    """Change one element of DOWN right before it is packed."""
+@contextmanager
+def loaded_as(engine: Engine, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """The engine's loader changes DOWN."""
+    method = engine.loader.quant_method
+    pack = method.process_weights_after_loading
+
+    def load_otherwise(layer: torch.nn.Module) -> None:
+        if layer is engine.loader:
+            layer.weight.data.copy_(change(layer.weight.data))
+        pack(layer)
+
+    method.process_weights_after_loading = load_otherwise
+    yield
+    method.process_weights_after_loading = pack
+
+
+@contextmanager
+def changed_before_packing(engine: Engine) -> Iterator[None]:
+    """One element of DOWN changes right before it is packed."""
     from vllm.model_executor.layers import utils
 
     pack = utils.dispatch_cpu_unquantized_gemm
 
     def change_and_pack(layer: torch.nn.Module, remove_weight: bool) -> None:
-        if layer is loader_of(pair):
+        if layer is engine.loader:
             layer.weight.data[5, 7] += 0.5
         pack(layer, remove_weight)
 
-    def sabotaged(weights: Weights) -> Weights:
-        utils.dispatch_cpu_unquantized_gemm = change_and_pack
-        yield from weights
-        utils.dispatch_cpu_unquantized_gemm = pack
-
-    return sabotaged
+    utils.dispatch_cpu_unquantized_gemm = change_and_pack
+    yield
+    utils.dispatch_cpu_unquantized_gemm = pack
 
 
-def module(pair: Pair, name: str) -> torch.nn.Module:
-    """A module of the engine."""
-    return pair.generator.llm.apply_model(lambda model: model.get_submodule(name))[0]
+@contextmanager
+def shifted_on_the_way(engine: Engine) -> Iterator[None]:
+    """DOWN arrives as if its part of a bucket began an element too late."""
+    receive = engine.link.receive
+
+    def shifted() -> Weights:
+        for name, tensor in receive():
+            yield name, tensor.flatten().roll(1).view_as(tensor) if name == DOWN else tensor
+
+    engine.link.receive = shifted
+    yield
+    engine.link.receive = receive
 
 
-def loader_of(pair: Pair) -> torch.nn.Module:
-    """The engine's layer of DOWN."""
-    return module(pair, DOWN.rpartition(".")[0])
+@contextmanager
+def other_rotary(engine: Engine) -> Iterator[None]:
+    rotary = engine.module(ROTARY.rpartition(".")[0]).cos_sin_cache
+    kept = rotary.clone()
+    rotary.mul_(1.05)
+    yield
+    rotary.copy_(kept)
 
 
-def patched_loader(pair: Pair, change: Callable[[Tensor], Tensor]) -> Callable[[Weights], Weights]:
-    def sabotaged(weights: Weights) -> Weights:
-        method = loader_of(pair).quant_method
-        pack = method.process_weights_after_loading
-
-        def load_otherwise(layer: torch.nn.Module) -> None:
-            if layer is loader_of(pair):
-                layer.weight.data.copy_(change(layer.weight.data))
-            pack(layer)
-
-        method.process_weights_after_loading = load_otherwise
-        yield from weights
-        method.process_weights_after_loading = pack
-
-    return sabotaged
+@contextmanager
+def kept_cache(engine: Engine) -> Iterator[None]:
+    engine.generator.llm.reset_prefix_cache = lambda: True
+    yield
+    del engine.generator.llm.reset_prefix_cache
 
 
-def keep_cache(pair: Pair) -> Callable[[Weights], Weights]:
-    def sabotaged(weights: Weights) -> Weights:
-        pair.generator.llm.reset_prefix_cache = lambda: True
-        return weights
-
-    return sabotaged
-
-
-def fill_cache(pair: Pair) -> None:
-    block = pair.generator.llm.llm_engine.vllm_config.cache_config.block_size
-    tokens = [1 + i % 120 for i in range(block + 3)]
-    prompts = [Prompt(prompt_idx=i, text="", token_ids=tokens, expected_answer="") for i in range(2)]
-    sampled(pair.generator, prompts)
+IN_ENGINE = {
+    "one tensor changed by the engine's loader": partial(loaded_as, change=lambda tensor: tensor * 0.99),
+    "wrong tensor-parallel shard in the engine": partial(
+        loaded_as, change=lambda tensor: tensor.roll(tensor.shape[1] // 2, 1)
+    ),
+    "changed just before it was packed": changed_before_packing,
+    "shifted by one element on the way": shifted_on_the_way,
+    "rotary cache x 1.05": other_rotary,
+    "prefix cache kept": kept_cache,
+}
+"""What is wrong in an engine, and how it comes about while weights are pushed."""
 
 
 def main() -> None:
@@ -239,6 +325,7 @@ def main() -> None:
     parser.add_argument(
         "--between", action="store_true", help="push between two full checks: the probe's word on a CPU"
     )
+    parser.add_argument("--generator-ranks", type=int, default=0)
     parser.add_argument("--output", help="write the table here as JSON")
     args = parser.parse_args()
     comm.init_process_group(CommConfig(trace_buf_size=0))
@@ -250,18 +337,41 @@ def main() -> None:
         if dist.get_rank() == 0:
             save_tiny_checkpoint(Path(folder))
         dist.barrier()
-    pair = Pair(folder, probe, args.dtype, args.generator_tp, check_interval=0 if args.between else 1)
+    link = TellingLink(args.generator_ranks, timedelta(minutes=5)) if args.generator_ranks else None
+    engine = FarEngine(link) if link and not link.samples else Engine(folder, args.dtype, args.generator_tp, link)
+    if link and link.samples:
+        engine.carry_out_orders()
+        caught = True
+    else:
+        connect = (
+            partial(OtherRanks, link, TORCH_DTYPE_MAP[args.dtype]) if link else partial(InProcess, engine.generator)
+        )
+        pair = Pair(folder, probe, args.dtype, engine, connect, check_interval=0 if args.between else 1)
+        caught = sabotage(pair, args)
+    if link is None or link.samples:
+        engine.generator.close()
+    else:
+        link.order(None)
+    comm.close_process_group()
+    sys.exit(not args.between and not caught)
+
+
+def sabotage(pair: Pair, args: argparse.Namespace) -> bool:
+    """Push once with each fault and print what is said of it. Returns whether each was caught."""
     clean, table = pair.probe_ratio(pair.new_sync()), []
-    for what, how in sabotages(pair):
+    for what, sent in sabotages(pair, args.generator_tp):
         sync = pair.new_sync()
         pair.update()
-        fill_cache(pair)
+        pair.engine.fill_cache()
+        if what in IN_ENGINE:
+            pair.engine.begin(fault=what)
         try:
-            pair.push(sync, how(pair.weights()))
+            pair.push(sync, sent(pair.weights()))
             said = "nothing"
         except (WeightSyncError, RuntimeError) as error:
             said = str(error)
         table.append({"fault": what, "probe": pair.probe_ratio(sync), "said": said, "caught": SAYS[what] in said})
+        pair.engine.end()
     if dist.get_rank() == 0:
         print(f"{args.dtype}, engine TP {args.generator_tp}: the probe of a clean push is {clean:.2g} times the noise")
         for row in table:
@@ -271,9 +381,7 @@ def main() -> None:
         if args.output:
             Path(args.output).write_text(json.dumps(table))
     comm.barrier()
-    pair.generator.close()
-    comm.close_process_group()
-    sys.exit(not args.between and not all(row["caught"] for row in table))
+    return all(row["caught"] for row in table)
 
 
 if __name__ == "__main__":
