@@ -1,0 +1,56 @@
+"""The trainers' side of generators on other ranks, where it needs no engine; `own_generators*` of the whole runs have both sides."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from torchtitan_rl.rewards.trainer_state import TrainerState
+from torchtitan_rl.sampler import Answered, FarSampler, _at_step
+from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion
+
+
+def group(policy_version, token_versions=None):
+    completion = Completion(
+        sample_idx=0, policy_version=policy_version, token_ids=[3, 5], sampler_logprobs=[-1, -2], text="", finish_reason="stop",
+        token_versions=token_versions,
+    )  # fmt: skip
+    prompt = Prompt(prompt_idx=0, text="?", token_ids=[1], expected_answer="")
+    return Group(prompt=prompt, samples=[ScoredCompletion(completion=completion, reward=1.0)])
+
+
+def versions(group):
+    completion = group.samples[0].completion
+    kept = completion.token_versions
+    return completion.policy_version, None if kept is None else kept.tolist()
+
+
+def test_tokens_of_older_weights_keep_their_version():
+    assert versions(_at_step(group(6), 7)) == (6, None)  # the step's own weights
+    assert versions(_at_step(group(5), 7)) == (6, [5, 5])  # sampled one step ahead
+    in_flight = np.array([3, 5], np.int32)
+    assert versions(_at_step(group(5, in_flight), 7)) == (6, [3, 5])
+
+
+def far_sampler(num_steps=9):
+    """Without a link: what it may not ask of the generators fails."""
+    in_flight = SimpleNamespace(carried={4: "a group"})
+    return FarSampler(None, in_flight, ahead=True, num_steps=num_steps, record=None)
+
+
+def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
+    before, after = far_sampler(), far_sampler()
+    after.load_state_dict(before.state_dict())
+    assert after._batch is None
+    before._batch = Answered([group(5)], {}, [])
+    after.load_state_dict(before.state_dict())
+    (trained,) = after.training_groups(None, 1, state=TrainerState(global_step=7))
+    assert versions(trained) == (6, [5, 5])
+    assert after._in_flight.carried == {4: "a group"}
+    assert after.state_dict() == far_sampler().state_dict()  # and once only
+
+
+def test_nothing_is_sampled_ahead_of_the_last_step():
+    sampler = far_sampler(num_steps=9)
+    sampler.go_ahead(None, 1, state=TrainerState(global_step=10))
+    sampler.arrive()
+    assert sampler.state_dict() == {"groups": None}
