@@ -455,7 +455,7 @@ def build_run(
     if config.generator.ranks:
         link = Link(config.generator.ranks, timedelta(seconds=config.comm.init_timeout_seconds))
         if link.samples:
-            return _build_generator_rank(resolved, link, run_folder)
+            return _build_generator_rank(resolved, link, run_folder, stop_requested)
     parts = build_parts(config, resolved, folder=run_folder, link=link)
     evaluation = config.evaluation.build()
     observer = _build_observer(config, parts, run_folder)
@@ -488,7 +488,7 @@ def build_run(
         state=state,
         observer=observer,
         checkpoints=checkpointer,
-        stop_requested=stop_requested,
+        stop_requested=lambda: max(stop_requested(), link.stopped if link else 0),
     )
 
 
@@ -519,12 +519,15 @@ def _gather(value: Any) -> list[Any] | None:
     return values
 
 
-def _build_generator_rank(resolved: Resolved, link: Link, run_folder: Path) -> GeneratorRank:
+def _build_generator_rank(
+    resolved: Resolved, link: Link, run_folder: Path, stop_requested: Callable[[], int]
+) -> GeneratorRank:
     config, tokenizer = resolved.config, load_tokenizer(resolved.config.hf_assets_path)
     grader, tool_workers = _build_workers(resolved)
     prompts, _, environments = build_prompts(resolved, tokenizer, tool_workers)
     lora = Lora.of(config.trainer.lora)
-    generator = _build_generator(config, tokenizer, environments, lora)
+    with phase("start the vLLM engine"):
+        generator = _build_generator(config, tokenizer, environments, lora)
     recorder = _build_recorder(config, tokenizer, run_folder, gather=None)
     unfinished = UnfinishedStep()
     in_flight = config.in_flight.build(generator=generator, stream=prompts)
@@ -533,7 +536,8 @@ def _build_generator_rank(resolved: Resolved, link: Link, run_folder: Path) -> G
         ENGINES: OrderedEngine(link, generator, lora),
         "sampler": OrderedSampler(sampler, recorder.collector.drain),
     }
-    return GeneratorRank(link, parts, sampler, partial(recorder.write_unfinished, unfinished))
+    write_unfinished = partial(recorder.write_unfinished, unfinished)
+    return GeneratorRank(link, parts, sampler, write_unfinished, stop_requested)
 
 
 def _build_recorder(

@@ -18,29 +18,36 @@ class GeneratorRank:
         parts: Mapping[str, Any],
         sampler: Sampler,
         write_unfinished: Callable[[], None],
+        stop_requested: Callable[[], int],
     ) -> None:
         """
         Args:
             parts: what carries out orders, by `Order.part`.
             sampler: closed at the end, with its engine.
             write_unfinished: writes what was sampled and not yet answered. Called if sampling fails.
+            stop_requested: see `Controller`.
         """
         self._link, self._parts, self._sampler = link, parts, sampler
-        self._write_unfinished = write_unfinished
+        self._write_unfinished, self._stop_requested = write_unfinished, stop_requested
 
     def run(self) -> int:
-        """Carry out orders until the trainers have none left. Returns 0: they know of stop signals."""
+        """Carry out orders until the trainers have none left. Returns the number of the signal by which a generator's rank made
+        them stop, or 0."""
+        self._stop_requested()
         try:
-            while (order := self._link.order()) is not None:
+            order = self._link.order()
+            while order is not None:
                 with heartbeat(f"step {order.step}"):
                     method = getattr(self._parts[order.part], order.method)
-                    self._link.answer(method(**order.arguments))
+                    value = method(**order.arguments)
+                    self._link.answer(value, stopped=comm.largest(self._stop_requested()))
+                    order = self._link.order()  # a rank that is stopped here is late in a step
         except BaseException:
             self._write_unfinished()
             if self._sampler.generator.environments is not None:
                 self._sampler.generator.environments.close()  # a command of theirs would outlive the run
             raise
-        return 0
+        return self._link.stopped
 
     def close(self) -> None:
         """Stop the reward functions and the engine, then the process group that it uses."""

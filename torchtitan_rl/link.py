@@ -24,6 +24,10 @@ BUCKET_BYTES = 2**28
 """Most bytes of weights in one broadcast, if no tensor alone has more."""
 
 
+LONGEST_WAIT = timedelta(days=1)
+"""For the other side's step. It may take any time: a rank that hangs in it is its node's watchdog's to end."""
+
+
 class Order(NamedTuple):
     """A call that the generators carry out."""
 
@@ -54,7 +58,9 @@ class Link:
         self._first = first
         # No groups of torch.distributed, whose ranks are those of a default group.
         words = dist.PrefixStore("orders", store)
-        self._words = ProcessGroupGloo(words, rank, size, timeout=timeout)
+        self._words = ProcessGroupGloo(words, rank, size, timeout=LONGEST_WAIT)
+        self.stopped = 0
+        """The signal that asks the job to end and has reached a generator's rank, 0 for none: the same on every rank."""
         self._weights = None
         if rank == 0 or self.samples:
             place = max(0, rank - first + 1)  # rank 0 sends
@@ -66,10 +72,11 @@ class Link:
         with waiting("idle_generator") if self.samples else nullcontext():
             return self._say(order, 0)
 
-    def answer(self, value: Any = None) -> Any:
-        """Returns the generators' answer on every rank of the job, which their first rank gives."""
+    def answer(self, value: Any = None, stopped: int = 0) -> Any:
+        """Returns the generators' answer on every rank of the job, which their first rank gives, with `stopped`."""
         with nullcontext() if self.samples else waiting("idle_trainer"):
-            return self._say(value, self._first)
+            value, self.stopped = self._say((value, stopped), self._first)
+        return value
 
     def call(self, step: int, part: str, method: str, **arguments: Any) -> Any:
         """Give an order and wait for the answer. On the trainers."""
