@@ -204,8 +204,8 @@ class FarSampler:
         return {"groups": None if self._batch is None else to_text(self._batch.groups)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        if state["groups"] is not None:
+        """Restore what `state_dict` returned. Without `ahead`, no correction for their age is asked for: they are dropped."""
+        if self._ahead and state["groups"] is not None:
             self._batch = Answered(from_text(state["groups"]), self._in_flight.carried, [])
 
     def _order(

@@ -31,10 +31,10 @@ def test_tokens_of_older_weights_keep_their_version():
     assert versions(_at_step(group(5, in_flight), 7)) == (6, [3, 5])
 
 
-def far_sampler(num_steps=9):
+def far_sampler(ahead=True):
     """Without a link: what it may not ask of the generators fails."""
     in_flight = SimpleNamespace(carried={4: "a group"})
-    return FarSampler(None, in_flight, ahead=True, num_steps=num_steps, record=None)
+    return FarSampler(None, in_flight, ahead=ahead, num_steps=9, record=None)
 
 
 def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
@@ -42,7 +42,10 @@ def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
     after.load_state_dict(before.state_dict())
     assert after._batch is None
     before._batch = Answered([group(5)], {}, [])
-    after.load_state_dict(before.state_dict())
+    drops = far_sampler(ahead=False)
+    for sampler in (after, drops):
+        sampler.load_state_dict(before.state_dict())
+    assert drops._batch is None
     (trained,) = after.training_groups(None, 1, state=TrainerState(global_step=7))
     assert versions(trained) == (6, [5, 5])
     assert after._in_flight.carried == {4: "a group"}
@@ -50,7 +53,7 @@ def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
 
 
 def test_nothing_is_sampled_ahead_of_the_last_step():
-    sampler = far_sampler(num_steps=9)
+    sampler = far_sampler()
     sampler.go_ahead(None, 1, state=TrainerState(global_step=10))
     sampler.arrive()
     assert sampler.state_dict() == {"groups": None}
