@@ -201,6 +201,10 @@ def build_test_list() -> list[OverrideDefinitions]:
             [[*dtype, "--generator-tp", "2"] for dtype in EXACT], "the same with a generator of TP 2", "sabotage_tp2", 2, [], "tests.integration.sabotage",
         ),
         OverrideDefinitions(
+            [[*dtype, "--generator-ranks", "2"] for dtype in EXACT],
+            "the same with engines on other ranks", "sabotage_own_generators", 4, [], "tests.integration.sabotage",
+        ),
+        OverrideDefinitions(
             [
                 ["--generator-tp", "2"], ["--tp", "2"], ["--dtype", "bfloat16"],
                 ["--rank", "1", "--targets", "qkv_proj", "up_proj", "down_proj"],
