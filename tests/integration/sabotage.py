@@ -88,6 +88,9 @@ class Engine:
         """The last engine's log-probabilities of probe[1:], [L - 1]."""
         return comm.all_gather_lists([self.generator.prompt_logprobs(probe)])[-1]
 
+    def close(self) -> None:
+        self.generator.close()
+
     def carry_out_orders(self) -> None:
         """On ranks that have the engines of others. An error is answered; in a run it ends its rank, and the job."""
         parts = {PART: OrderedEngine(self.link, self.generator, None), "engine": self}
@@ -105,6 +108,9 @@ class FarEngine:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+
+    def close(self) -> None:
+        self._link.order(None)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         return partial(self._link.call, 0, "engine", method)
@@ -230,13 +236,12 @@ def sabotages(pair: Pair, generator_tp: int) -> Iterator[tuple[str, Callable[[We
     if device.ON_CPU and (pair.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()):  # noqa: SLF001
         yield "stale embedding, new tied head", replaced(EMBEDDING, old, ())
     yield "tied head missing", without("lm_head.weight")
-    for fault in IN_ENGINE:
-        alone = {
-            "wrong tensor-parallel shard in the engine": generator_tp > 1,
-            "changed just before it was packed": device.ON_CPU,
-        }
-        if alone.get(fault, isinstance(pair.engine, FarEngine) or fault != "shifted by one element on the way"):
-            yield fault, iter
+    skipped = {
+        "wrong tensor-parallel shard in the engine": generator_tp == 1,
+        "changed just before it was packed": not device.ON_CPU,
+        "shifted by one element on the way": isinstance(pair.engine, Engine),
+    }
+    yield from ((fault, iter) for fault in IN_ENGINE if not skipped.get(fault))
 
 
 @contextmanager
@@ -338,20 +343,17 @@ def main() -> None:
             save_tiny_checkpoint(Path(folder))
         dist.barrier()
     link = TellingLink(args.generator_ranks, timedelta(minutes=5)) if args.generator_ranks else None
-    engine = FarEngine(link) if link and not link.samples else Engine(folder, args.dtype, args.generator_tp, link)
+    if link and not link.samples:
+        engine, connect = FarEngine(link), partial(OtherRanks, link, TORCH_DTYPE_MAP[args.dtype])
+    else:
+        engine = Engine(folder, args.dtype, args.generator_tp, link)
+        connect = partial(InProcess, engine.generator)
+    caught = True
     if link and link.samples:
         engine.carry_out_orders()
-        caught = True
     else:
-        connect = (
-            partial(OtherRanks, link, TORCH_DTYPE_MAP[args.dtype]) if link else partial(InProcess, engine.generator)
-        )
-        pair = Pair(folder, probe, args.dtype, engine, connect, check_interval=0 if args.between else 1)
-        caught = sabotage(pair, args)
-    if link is None or link.samples:
-        engine.generator.close()
-    else:
-        link.order(None)
+        caught = sabotage(Pair(folder, probe, args.dtype, engine, connect, 0 if args.between else 1), args)
+    engine.close()
     comm.close_process_group()
     sys.exit(not args.between and not caught)
 

@@ -4,6 +4,8 @@ import math
 import os
 import socket
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
 
 from torchtitan_rl import device  # noqa: F401  (before torchtitan, in the spawned processes)
 
@@ -16,6 +18,9 @@ import torch.multiprocessing as mp
 from torchtitan_rl import link as link_module
 from torchtitan_rl.generator_rank import GeneratorRank
 from torchtitan_rl.link import Link, Order
+from torchtitan_rl.rewards.trainer_state import TrainerState
+from torchtitan_rl.sampler import FarSampler, OrderedSampler
+from torchtitan_rl.types import Group, Prompt
 
 SHAPES = [(3,), (2, 4), (), (5, 5), (7,), (1, 3), (0,), (200,), (2, 2)]
 DTYPES = [torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float32]
@@ -66,6 +71,65 @@ class Part:
         self._signals.append(15)  # as a signal to this rank alone would
 
 
+class Samples:
+    """In place of an engine: a step's groups and what it carries to the next say what was asked."""
+
+    def __init__(self):
+        self.step_sampler = SimpleNamespace(carried={})
+
+    def sample(self, new, needed, *, round, state):
+        texts = [*(carried.text for carried in self.step_sampler.carried.values()), *(prompt.text for prompt in new)]
+        self.step_sampler.carried = {needed: question(f"carried by step {state.global_step}")}
+        return [group(f"{text} in step {state.global_step}.{round}") for text in texts[:needed]]
+
+    def held_out_groups(self, prompts, *, sampling, its_pass, state):
+        return [group(f"{prompt.text} for {its_pass}") for prompt in prompts]
+
+
+class Stream:
+    """Prompts that are numbered."""
+
+    taken = 0
+
+    def next_batch(self, size, *, first_idx):
+        self.taken += size
+        return [question(f"prompt {i}") for i in range(self.taken - size, self.taken)]
+
+
+def question(text):
+    return Prompt(prompt_idx=0, text=text, token_ids=[1], expected_answer="")
+
+
+def group(text):
+    return Group(prompt=question(text), samples=[])
+
+
+def texts(groups):
+    return [group.prompt.text for group in groups]
+
+
+def train_one_ahead(link):
+    """Two steps of FarSampler with a group in flight; the groups of the second are sampled ahead."""
+    recorded, stream = [], Stream()
+    in_flight = SimpleNamespace(carried={})
+    in_flight.num_new = lambda needed: needed + 1 - len(in_flight.carried)
+    sampler = FarSampler(link, in_flight, ahead=True, num_steps=9, record=recorded.append)
+    state = partial(TrainerState, max_steps=9)
+    first = sampler.training_groups(stream, 2, round=1, state=state(global_step=1))
+    assert texts(first) == ["prompt 0 in step 1.1", "prompt 1 in step 1.1"]
+    assert recorded == ["rank 0", "rank 1"]  # of each generator
+    sampler.go_ahead(stream, 2, state=state(global_step=2))
+    assert [carried.text for carried in in_flight.carried.values()] == ["carried by step 1"]
+    sampler.arrive()
+    sampler.arrive()  # nothing more has been begun
+    assert [carried.text for carried in in_flight.carried.values()] == ["carried by step 2"]
+    asked = {"sampling": None, "its_pass": "a pass", "state": state()}
+    assert texts(sampler.held_out_groups([question("held out")], **asked)) == ["held out for a pass"]
+    second = sampler.training_groups(stream, 2, state=state(global_step=2))
+    assert texts(second) == ["carried by step 1 in step 2.0", "prompt 3 in step 2.0"]
+    assert recorded == ["rank 0", "rank 1"] * 3
+
+
 def join(rank, port):
     link_module.BUCKET_BYTES = 100
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="4")
@@ -77,7 +141,8 @@ def join(rank, port):
 
 def generate(link, rank):
     signals = []
-    parts = {"part": Part(link, signals if rank == 3 else [])}
+    ordered = OrderedSampler(Samples(), lambda: f"rank {dist.get_rank()}")
+    parts = {"part": Part(link, signals if rank == 3 else []), "sampler": ordered}
     generators = GeneratorRank(link, parts, None, lambda: None, lambda: max(signals, default=0))
     assert generators.run() == 15
 
@@ -93,6 +158,7 @@ def train(link, rank):
     link.send(freed_weights())
     link.answer()
     assert link.buckets == ([[], *BUCKETS] if rank == 0 else [])
+    train_one_ahead(link)
     link.call(3, "part", "stop")
     assert link.stopped == 15  # on every trainer, though only the last generator got the signal
     link.order(None)
