@@ -187,18 +187,14 @@ def is_stopped(status: RankStatus) -> bool:
     return state(status.pid) in ("T", "t")
 
 
-def holds_up(status: RankStatus) -> bool:
-    """Whether others may wait for a rank: it does not wait for others' work, or could not go on after it."""
-    return not status.waits or is_stopped(status)
-
-
 def stragglers(ranks: Sequence[RankStatus]) -> list[RankStatus]:
-    """The ranks that hold up the others: of those that may, those with the fewest phase changes; of these, those that are stopped,
-    if there are any."""
-    ranks = [status for status in ranks if holds_up(status)] or ranks
+    """The ranks that hold up the others: those that are stopped; without any, of those that do not wait for others' work, those with
+    the fewest phase changes. Empty if all wait, for another node's ranks."""
+    if stopped := [status for status in ranks if is_stopped(status)]:
+        return stopped
+    ranks = [status for status in ranks if not status.waits]
     fewest = min((status.changes for status in ranks), default=0)
-    slow = [status for status in ranks if status.changes == fewest]
-    return [status for status in slow if is_stopped(status)] or slow
+    return [status for status in ranks if status.changes == fewest]
 
 
 def describe(ranks: Sequence[RankStatus], now: float) -> str:
@@ -227,4 +223,4 @@ def named(ranks: Sequence[RankStatus]) -> str:
 def slowest() -> str:
     """The ranks of this node that hold up the others; "" if there are none, or if no launcher watches."""
     ranks = read_statuses(watch_folder())
-    return describe(ranks, time.monotonic()) if len(stragglers(ranks)) < len(ranks) else ""
+    return describe(ranks, time.monotonic()) if 0 < len(stragglers(ranks)) < len(ranks) else ""

@@ -18,7 +18,6 @@ from torchtitan_rl.run.rank_status import (
     RankStatus,
     describe,
     has_vanished,
-    holds_up,
     is_stopped,
     named,
     read_statuses,
@@ -67,9 +66,9 @@ class Watchdog:
             return
         alive = [status for status in statuses if job_processes.is_alive(status.pid)]
         running = [status for status in alive if not status.outcome] or alive
-        if self.hung or not any(map(holds_up, running)):  # or all wait for another node's ranks
-            return
         slow = stragglers(running)
+        if not slow or self.hung:
+            return
         quiet_s = now - max(self._resumed, *(status.progressed for status in slow))
         text = f"watchdog: {describe(running, now)}"
         if quiet_s > slow[0].limit_s:

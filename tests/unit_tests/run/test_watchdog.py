@@ -67,7 +67,7 @@ def test_the_rank_with_the_fewest_phase_changes_is_the_straggler(monkeypatch):
 
 
 def test_a_rank_that_waits_for_others_work_holds_up_nobody_unless_it_is_stopped(look, said, monkeypatch):
-    trainer, generator = status(0, "step 3: train"), status(1, "step 3: idle_generator", changes=30_002, waits=True)
+    trainer, generator = status(0, "step 3: train"), status(1, "step 3: idle_generator", changes=30_009, waits=True)
     assert stragglers([trainer, generator]) == [trainer]
     assert look(9_000, generator, replace(generator, rank=2)).hung is None  # the trainers are on another node
     assert said == []
