@@ -111,12 +111,12 @@ def texts(groups):
 def train_one_ahead(link):
     """Two steps of FarSampler with a group in flight; the groups of the second are sampled ahead."""
     recorded, stream = [], Stream()
-    in_flight = SimpleNamespace(carried={})
+    in_flight = SimpleNamespace(carried={5: question("carried by a checkpoint")})
     in_flight.num_new = lambda needed: needed + 1 - len(in_flight.carried)
     sampler = FarSampler(link, in_flight, ahead=True, num_steps=9, record=recorded.append)
     state = partial(TrainerState, max_steps=9)
     first = sampler.training_groups(stream, 2, round=1, state=state(global_step=1))
-    assert texts(first) == ["prompt 0 in step 1.1", "prompt 1 in step 1.1"]
+    assert texts(first) == ["carried by a checkpoint in step 1.1", "prompt 0 in step 1.1"]
     assert recorded == ["rank 0", "rank 1"]  # of each generator
     sampler.go_ahead(stream, 2, state=state(global_step=2))
     assert [carried.text for carried in in_flight.carried.values()] == ["carried by step 1"]
@@ -126,7 +126,7 @@ def train_one_ahead(link):
     asked = {"sampling": None, "its_pass": "a pass", "state": state()}
     assert texts(sampler.held_out_groups([question("held out")], **asked)) == ["held out for a pass"]
     second = sampler.training_groups(stream, 2, state=state(global_step=2))
-    assert texts(second) == ["carried by step 1 in step 2.0", "prompt 3 in step 2.0"]
+    assert texts(second) == ["carried by step 1 in step 2.0", "prompt 2 in step 2.0"]
     assert recorded == ["rank 0", "rank 1"] * 3
 
 
