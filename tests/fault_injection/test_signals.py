@@ -8,6 +8,8 @@ import pytest
 from tests.fault_injection.conftest import STEPS
 from tests.fault_injection.harness import start, steps_of, train, weights_of
 
+OWN = ["--generator.ranks", "1"]
+"""Rank 1 only samples."""
 LONG = ["--num-steps", "500", "--checkpoint.interval", "500"]
 
 
@@ -36,10 +38,11 @@ def test_first_stop_signal_saves_after_the_step_and_the_run_resumes_bitwise(whol
     assert weights_of(tmp_path / "run", 6) == weights_of(whole_run, 6)
 
 
-def test_all_ranks_stop_after_the_same_step(tmp_path):
-    run = start(tmp_path, *LONG, ranks=2)
-    run.wait_in("generate", rank=1)
-    run.signal(signal.SIGTERM)
+@pytest.mark.parametrize(("more", "rank"), [([], None), (OWN, None), (OWN, 1)])
+def test_all_ranks_stop_after_the_same_step(tmp_path, more, rank):
+    run = start(tmp_path, *LONG, *more, ranks=2)
+    run.wait_in("step 1: generate", rank=1)
+    run.signal(signal.SIGTERM, rank)
     ended = run.end(60)
     assert ended.code == 143
     ended.says("stopped by SIGTERM after step 1; ")
