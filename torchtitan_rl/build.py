@@ -534,7 +534,7 @@ def _build_generator_rank(
     sampler = Sampler(generator, in_flight, grader, unfinished.keep)
     parts = {
         ENGINES: OrderedEngine(link, generator, lora),
-        "sampler": OrderedSampler(sampler, recorder.collector.drain),
+        "sampler": OrderedSampler(sampler, lambda: recorder.collector.drain().state_dict()),
     }
     write_unfinished = partial(recorder.write_unfinished, unfinished)
     return GeneratorRank(link, parts, sampler, write_unfinished, stop_requested)

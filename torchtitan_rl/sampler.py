@@ -128,7 +128,7 @@ class Answered(NamedTuple):
     carried: dict[int, Carried]
     """Groups in flight, by prompt_idx."""
     recorded: list[Any]
-    """What each of these ranks recorded meanwhile, for `record`."""
+    """What each of these ranks recorded meanwhile, for `record`: plain values and arrays."""
 
 
 class FarSampler:
@@ -200,13 +200,15 @@ class FarSampler:
         self._link.order(None)
 
     def state_dict(self) -> dict[str, Any]:
-        """The groups that are sampled and not yet trained on, as text; None without any."""
-        return {"groups": None if self._batch is None else to_text(self._batch.groups)}
+        """The groups that are sampled and not yet trained on, with what was recorded meanwhile, as text; None without any."""
+        batch = self._batch
+        return {"batch": None if batch is None else to_text((batch.groups, batch.recorded))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. Without `ahead`, no correction for their age is asked for: they are dropped."""
-        if self._ahead and state["groups"] is not None:
-            self._batch = Answered(from_text(state["groups"]), self._in_flight.carried, [])
+        if self._ahead and state["batch"] is not None:
+            groups, recorded = from_text(state["batch"])
+            self._batch = Answered(groups, self._in_flight.carried, recorded)
 
     def _order(
         self,

@@ -1,7 +1,8 @@
-"""Scored groups as text, for a checkpoint. Reading it cannot execute code."""
+"""Scored groups and plain values as text, for a checkpoint. Reading it cannot execute code."""
 
 import base64
 import io
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,16 +13,16 @@ from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, Tra
 _TYPES = [Completion, Group, Prompt, SamplingConfig, ScoredCompletion, Trace, TurnRecord]
 
 
-def to_text(groups: list[Group[ScoredCompletion]]) -> str:
-    """Returns the groups as text. Raises UnpicklingError if a value in them is neither plain nor an array."""
+def to_text(value: Any) -> str:
+    """Returns groups, with plain values and arrays, as text. Raises UnpicklingError if there is anything else."""
     data = io.BytesIO()
-    torch.save(groups, data)
+    torch.save(value, data)
     text = base64.b64encode(data.getvalue()).decode()
     from_text(text)
     return text
 
 
-def from_text(text: str) -> list[Group[ScoredCompletion]]:
+def from_text(text: str) -> Any:
     """Returns what `to_text` was given."""
     makers = [
         np.zeros(0).__reduce__()[0],

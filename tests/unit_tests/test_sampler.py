@@ -4,6 +4,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from torchtitan_rl.observe.collector import Collector
+from torchtitan_rl.observe.reduce import Reduce
+from torchtitan_rl.observe.select import Selection
 from torchtitan_rl.rewards.trainer_state import TrainerState
 from torchtitan_rl.sampler import Answered, FarSampler, _at_step
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion
@@ -31,23 +34,28 @@ def test_tokens_of_older_weights_keep_their_version():
     assert versions(_at_step(group(5, in_flight), 7)) == (6, [3, 5])
 
 
-def far_sampler(ahead=True):
+def far_sampler(ahead=True, record=None):
     """Without a link: what it may not ask of the generators fails."""
     in_flight = SimpleNamespace(carried={4: "a group"})
-    return FarSampler(None, in_flight, ahead=ahead, num_steps=9, record=None)
+    return FarSampler(None, in_flight, ahead=ahead, num_steps=9, record=record)
 
 
 def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
-    before, after = far_sampler(), far_sampler()
+    generators, trainers = Collector(Selection("")), Collector(Selection(""))
+    generators.record("mine", 2.0, Reduce.MEAN)
+    generators.record("lengths", np.array([3.0, 5.0]), Reduce.DISTRIBUTION)
+    before, after = far_sampler(), far_sampler(record=trainers.add)
     after.load_state_dict(before.state_dict())
     assert after._batch is None
-    before._batch = Answered([group(5)], {}, [])
+    before._batch = Answered([group(5)], {}, [generators.drain().state_dict()])
     drops = far_sampler(ahead=False)
     for sampler in (after, drops):
         sampler.load_state_dict(before.state_dict())
     assert drops._batch is None
     (trained,) = after.training_groups(None, 1, state=TrainerState(global_step=7))
     assert versions(trained) == (6, [5, 5])
+    recorded = trainers.drain().values()
+    assert (recorded["mine"], recorded["lengths/p50"]) == (2, 4)
     assert after._in_flight.carried == {4: "a group"}
     assert after.state_dict() == far_sampler().state_dict()  # and once only
 
@@ -56,4 +64,4 @@ def test_nothing_is_sampled_ahead_of_the_last_step():
     sampler = far_sampler()
     sampler.go_ahead(None, 1, state=TrainerState(global_step=10))
     sampler.arrive()
-    assert sampler.state_dict() == {"groups": None}
+    assert sampler.state_dict() == {"batch": None}

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.events import Kind, Listener
 from torchtitan_rl.observe.cell_text import utf8
-from torchtitan_rl.observe.reduce import Distribution, Reduce, Series
+from torchtitan_rl.observe.reduce import Distribution, Reduce, Series, series_of
 from torchtitan_rl.observe.sample_rows import Row, plain, plain_row
 from torchtitan_rl.observe.select import Selection
 
@@ -48,6 +48,20 @@ class Collection:
                 ours.merge(theirs)
         for key, rows in other.tables.items():
             self.tables.setdefault(key, []).extend(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the plain values and arrays that `of_state` restores."""
+        series = {key: (one.reduction.value, one.state_dict()) for key, one in self.series.items()}
+        return {"series": series, "tables": self.tables}
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> "Collection":
+        """Returns the collection that returned this `state_dict`."""
+        collection = cls(tables=state["tables"])
+        for key, (reduction, values) in state["series"].items():
+            collection.series[key] = series_of(Reduce(reduction))
+            collection.series[key].load_state_dict(values)
+        return collection
 
     def values(self) -> dict[str, float]:
         """One number per key (several for a distribution, such as `key/p50`). Keys without a finite value are absent."""
@@ -131,8 +145,9 @@ class Collector(Listener):
             brought = added.values(name).get(name, 0.0) if added else 0.0
             return self._phase_seconds[name] or brought
 
-    def add(self, other: Collection) -> None:
-        """Add what a rank of generators has recorded."""
+    def add(self, recorded: dict[str, Any]) -> None:
+        """Add the `state_dict` of what a rank of generators has recorded."""
+        other = Collection.of_state(recorded)
         with self._lock:
             self._fold()
             self._collection.merge(other, self.warn)
@@ -185,8 +200,7 @@ class Collector(Listener):
                     self._fold_rows(key, value)
                     continue
                 if key not in series:
-                    kind = Distribution if reduction is Reduce.DISTRIBUTION else Series
-                    series[key] = kind(reduction)
+                    series[key] = series_of(reduction)
                 series[key].append(value, weight)
             except Exception as error:
                 self._reject(key, type(value).__name__, error)

@@ -109,6 +109,15 @@ class Series:
         elif other._state is not None:
             self._state = FORMULAS[self.reduction].merge(other._state, self._state)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the values and arrays that `load_state_dict` restores."""
+        left_out = ("reduction", "_random")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what a series of the same reduction returned."""
+        vars(self).update(state)
+
     def values(self, key: str) -> dict[str, float]:
         """The numbers to show, by name. Without a finite value, only the count of non-finite values."""
         value = None if self._state is None else FORMULAS[self.reduction].value(self._state)
@@ -158,3 +167,8 @@ class Distribution(Series):
         if len(self.numbers) > MAX_SAMPLE:
             kept = np.argpartition(self._priorities, MAX_SAMPLE)[:MAX_SAMPLE]
             self.numbers, self._priorities = self.numbers[kept], self._priorities[kept]
+
+
+def series_of(reduction: Reduce) -> Series:
+    """Returns an empty series."""
+    return (Distribution if reduction is Reduce.DISTRIBUTION else Series)(reduction)
