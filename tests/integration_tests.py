@@ -3,29 +3,30 @@
     .venv/bin/python tests/integration_tests.py [--quick] [--test_name NAME] [--ngpu 8] [--output_dir outputs/tests] [--list]
 
 On a machine with GPUs the runs use them, and tests that need more ranks than it has are skipped; without, the same list runs
-on up to 8 gloo ranks of the CPU, tests of one rank side by side. What must agree, and how closely, depends on the run's dtype.
+on up to 8 gloo ranks of the CPU. Small tests run side by side. What must agree, and how closely, depends on the run's dtype.
 """
 
 import argparse
-import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
+from queue import Queue
+from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from scripts.make_arrivals import rows as arrivals  # noqa: E402
+from tests.fault_injection.harness import two_nodes  # noqa: E402
 from tests.integration.run_checks import (  # noqa: E402
     accuracy_rises,
     ended_after_the_best,
@@ -40,13 +41,16 @@ from tests.integration.run_checks import (  # noqa: E402
     records,
     reward_rises,
     same_step,
+    sampled_as_transformers,
     sampler_agrees,
     shown_tokens_are_compared,
     steps_are,
 )
+from tests.integration.starts import arrivals_with_solutions, odd, published, two_bases  # noqa: E402
 
 LORA = ["--trainer.lora.rank", "16", "--trainer.optimizer.lr", "1e-3"]
-SHORT = ["--num-steps", "3", "--evaluation.every", "0"]
+SHORT = ["--num-steps", "3", "--evaluation.every", "0", "--generator.enforce-eager"]
+"""Too few steps for a GPU's engine to compile for."""
 BFLOAT16 = [
     "--generator.dtype", "bfloat16", "--trainer.mixed-precision-param", "bfloat16", "--weight-sync.max-diff", "0.5",
     "--trainer.logprob-gate.max-diff", "None",
@@ -59,11 +63,11 @@ ANY_FOLDER = [
     "--grader.rewards", "torchtitan_rl.rewards:script(name='latin')",
 ]  # fmt: skip
 """Training whatever model is in the folder `start` of the test's data, in float32, on a reward that random text differs in."""
-HYBRID = [
-    'layer_types=["linear_attention", "full_attention", "linear_attention"]', "linear_num_key_heads=2", "linear_num_value_heads=4",
-    "linear_key_head_dim=64", "linear_value_head_dim=64",
-    'rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]}',
-]  # fmt: skip
+HYBRID = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
+}  # fmt: skip
 """Entries of a small Qwen3.5's config.json."""
 LEARNS = [
     "--generator.dtype", "bfloat16", "--weight-sync.max-diff", "None", "--trainer.logprob-gate.max-diff", "None",
@@ -78,6 +82,18 @@ TRL = {
 }  # fmt: skip
 """Reward functions and factories that TRL publishes."""
 TP2 = ["--trainer.parallelism.tensor-parallel-degree", "2"]
+KILLED = [
+    "--config", "debug", *SHORT, "--checkpoint.interval", "1", "--grader.rewards", "tests/fault_injection/rewards.py:is_killed",
+]  # fmt: skip
+"""A run that loses its fifth rank in step 2, if five or more are on one node."""
+TP4 = ["--generator.tensor-parallel-degree", "4"]
+LAYOUT = 1e-3
+"""The most by which a step in float32 may differ on another layout, relative to each number."""
+OWN_CONFIG = [
+    "--hf-assets-path", "{data}/start", *SHORT, "--num-steps", "2", "--num-prompts-per-step", "8", "--sampling.n", "4",
+    "--sampling.max-tokens", "16", "--grader.rewards", "tests/parts/even_ids.py:even", "--metrics.select", "random:16",
+]  # fmt: skip
+"""Few short completions, with the layout, dtypes and everything else of the config."""
 IN_FLIGHT = [
     "--config", "debug", "--in-flight.prompts", "24", "--algorithm.old-logprobs", "sampler", "--evaluation.every", "0",
     "--trainer.lr-scheduler.warmup-steps", "0", "--trainer.lr-scheduler.decay-ratio", "0",
@@ -99,7 +115,8 @@ SFT = [
     "--config", "debug_sft", "--evaluation.sampling.n", "0", "--evaluation.every", "2", "--evaluation.num-prompts", "32",
 ]  # fmt: skip
 AHEAD = ["--generator.ahead", "1", "--algorithm.old-logprobs", "sampler"]
-OWN = [*SHORT, "--evaluation.every", "2", "--evaluation.num-prompts", "32"]
+EVALUATED = ["--evaluation.every", "2", "--evaluation.num-prompts", "32"]
+OWN = [*SHORT, *EVALUATED]
 PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
 """A checkpoint right after a weight sync that was probed, as every fiftieth is."""
 
@@ -123,37 +140,10 @@ class OverrideDefinitions:
     """Texts that the last run must print."""
     prepare: Callable[[Path], None] | None = None
     """Called with the folder of the test's data, {data} in arguments, before the first run."""
+    nodes: Sequence[int] = (1,)
+    """Launchers, on this machine, that share the ranks of each run; the last repeats."""
     quick: bool = False
     """In the default test command; the others are run by `scripts/run_tests.sh all`."""
-
-
-def odd(architecture: str, *more: str) -> Callable[[Path], None]:
-    """A random model of odd dimensions in `start`, with untied embeddings."""
-
-    def prepare(folder: Path) -> None:
-        settings = ["hidden_size=72", "num_attention_heads=6", "head_dim=32", "intermediate_size=100"]
-        settings += ["num_hidden_layers=3", "vocab_size=322", "tie_word_embeddings=false", "rms_norm_eps=1e-5", *more]
-        command = ["scripts/make_random_checkpoint.py", "--architecture", architecture, "--dtype", "float32"]
-        command += ["--output", str(folder / "start"), "--set", *settings]
-        subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
-
-    return prepare
-
-
-def two_bases(folder: Path) -> None:
-    """The same as Qwen3, and `other`, one of whose weights is another."""
-    odd("qwen3")(folder)
-    shutil.copytree(folder / "start", folder / "other")
-    file, name = folder / "other" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
-    weights = load_file(file)
-    weights[name][3, 5] += 0.5
-    save_file(weights, file, metadata={"format": "pt"})
-
-
-def arrivals_with_solutions(folder: Path) -> None:
-    """debug_rows' file of chat messages, with the column that TRL's accuracy_reward reads."""
-    lines = [json.dumps({**row, "solution": f"${row['answer']}$"}) + "\n" for row in arrivals(2000, 0)]
-    (folder / "rows.jsonl").write_text("".join(lines))
 
 
 def run(*args: str) -> list[str]:
@@ -212,13 +202,17 @@ def build_test_list() -> list[OverrideDefinitions]:
             "LoRA: three pushes, then each fault of an adapter caught by name", "lora_sync", 2, [], "tests.integration.lora_sync",
         ),
         OverrideDefinitions(
+            [["--tp", "2", "--generator-tp", "4"]], "LoRA: the same on FSDP 4 x TP 2, with engines of TP 4", "lora_sync_8", 8, [],
+            "tests.integration.lora_sync",
+        ),
+        OverrideDefinitions(
             [["qwen3_moe", "--no-engine"], ["qwen3_moe", "--no-engine", "--expert-parallel", "2"]],
             "experts on FSDP 2, and shared by 2 ranks, have the gradients of one process", "experts_layouts", 2, [],
             "tests.integration.hf_decoders", quick=True,
         ),
         OverrideDefinitions(
-            [["qwen3_moe", "--generator-tp", "2", "--expert-parallel", "2"]], "the same, pushed into one engine of TP 2", "experts_engine_tp2", 2, [],
-            "tests.integration.hf_decoders",
+            [["qwen3_moe", "--generator-tp", "2", "--expert-parallel", "8"]], "the same shared by 8 ranks, pushed into engines of TP 2",
+            "experts_ep8", 8, [], "tests.integration.hf_decoders",
         ),
         OverrideDefinitions(
             [run("--config", "debug_moe")], "a mixture of experts: accuracy rises",
@@ -230,7 +224,9 @@ def build_test_list() -> list[OverrideDefinitions]:
             [same_step(4, "straight", "fork", above={"in_flight/carried_tokens_fraction": 0, "moe/replayed": 0.5})],
         ),
         OverrideDefinitions(
-            [run("--config", "debug", *LORA)], "LoRA: accuracy rises", "debug_lora", 1,
+            [run("--config", "debug", *LORA),
+             ["--config", "debug", *LORA, "--dump-folder", "{dir}/alone", "--resume", "{dir}", "--eval-only"]],
+            "LoRA: accuracy rises, and a fork on 2 ranks gives the very same evaluation", "debug_lora", [1, 2],
             [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.98), evaluation_is_reproduced],
         ),
         OverrideDefinitions(
@@ -248,14 +244,19 @@ def build_test_list() -> list[OverrideDefinitions]:
         ),
         parity("parity_tp2_untied", 2, "parity with TP 2, untied embeddings", "--tp", "2", "--untied"),
         parity(
-            "parity_llama", 2, "parity of Llama 3 with its rope scaling, TP 2", "--architecture", "llama", "--tp", "2", "--untied"
+            "parity_llama", 8, "parity of Llama 3 with its rope scaling, FSDP 4 x TP 2 and 8 engines",
+            "--architecture", "llama", "--tp", "2", "--untied",
         ),
         parity(
-            "parity_qwen2", 2, "parity of Qwen2.5 with its biases, TP 2 on both sides",
-            "--architecture", "qwen2", "--tp", "2", "--generator-tp", "2",
+            "parity_qwen2", 8, "parity of Qwen2.5 with its biases, FSDP 8, engines of TP 2", "--architecture", "qwen2", "--generator-tp", "2"
         ),
         parity(
             "parity_fsdp2_tp2_gen2", 4, "parity with FSDP 2 x TP 2 and generator TP 2", "--tp", "2", "--generator-tp", "2", quick=True
+        ),
+        parity("parity_fsdp4_tp2_gen4", 8, "parity with FSDP 4 x TP 2, engines of TP 4", "--tp", "2", "--generator-tp", "4"),
+        parity(
+            "parity_hsdp_bf16", 8, "parity in bfloat16 with HSDP 2 x 4 and one engine of TP 8",
+            "--replicate", "2", "--generator-tp", "8", "--dtype", "bfloat16",
         ),
         OverrideDefinitions(
             [["--save", "{dir}/one.pt"], ["--tp", "2", "--max-tokens", "64", "--compare", "{dir}/one.pt"]],
@@ -265,13 +266,12 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             [["--save", "{dir}/one.pt"], ["--max-tokens", "40", "--compare", "{dir}/one.pt"], ["--compare", "{dir}/one.pt"],
              ["--replicate", "2", "--compare", "{dir}/one.pt"]],
-            "the same in many micro-batches on 1 rank, with FSDP 2, and with HSDP", "invariance_layouts", [1, 1, 2, 2], [],
+            "the same in many micro-batches on 1 rank, with FSDP 8, and with HSDP 2 x 4", "invariance_layouts", [1, 1, 8, 8], [],
             "tests.integration.invariance",
         ),
         OverrideDefinitions(
             [run("--config", "debug")], "the README's run: accuracy rises", "debug", 1,
-            [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.90), exported_model_equals_policy,
-             evaluation_is_reproduced], quick=True,
+            [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.90), exported_model_equals_policy], quick=True,
         ),
         OverrideDefinitions(
             [debug("--num-steps", "4", *BFLOAT16)], "training in bfloat16", "debug_bf16", 1, [steps_are(4), sampler_agrees()],
@@ -314,7 +314,7 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             [run(*ANY_FOLDER, *LEARNS)], "a Qwen3.5 of odd dimensions learns to write digits and is exported",
             "data_qwen3_5", [1, 2], [steps_are(24), reward_rises(0.2), sampler_agrees(), export_is_whole],
-            prepare=odd("qwen3_5_text", *HYBRID, "initializer_range=0.1"),
+            prepare=odd("qwen3_5_text", **HYBRID, initializer_range=0.1),
         ),
         OverrideDefinitions(
             [run(*ANY_FOLDER, "--checkpoint.interval", "1"), run(*ANY_FOLDER, "--num-steps", "3", *TP2)],
@@ -326,7 +326,7 @@ def build_test_list() -> list[OverrideDefinitions]:
              run(*ANY_FOLDER, "--num-steps", "3")],
             "a mixture of experts, which 2 ranks share, is trained from its folder alone, goes on with FSDP 2 and is exported",
             "experts_folder", 2, [steps_are(3), sampler_agrees(), export_is_whole],
-            prepare=odd("qwen3_moe", "hidden_size=96", "num_experts=6", "num_experts_per_tok=2", "moe_intermediate_size=40"),
+            prepare=odd("qwen3_moe", hidden_size=96, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=40),
         ),
         OverrideDefinitions(
             forked("--config", f"{TALK}:talk", steps=4), "a fork's conversations go on as the run's, to the last bit", "conversations", 1,
@@ -374,15 +374,15 @@ def build_test_list() -> list[OverrideDefinitions]:
         ),
         OverrideDefinitions(
             [["--config", "debug", *OWN, *LORA, "--dump-folder", "{dir}/near", "--generator.tensor-parallel-degree", "2"],
-             ["--config", "debug", *OWN, *LORA, "--dump-folder", "{dir}/far", "--generator.ranks", "2",
+             ["--config", "debug", *OWN, *LORA, "--dump-folder", "{dir}/far", "--generator.ranks", "4",
               "--generator.tensor-parallel-degree", "2"]],
-            "LoRA: the same with an engine on 2 ranks", "own_generators_tp2", [2, 4],
+            "LoRA: the same on 4 + 4 ranks, with engines of TP 2", "own_generators_tp2", [4, 8],
             [same_step(3, "near", "far")],
         ),
         OverrideDefinitions(
-            forked("--config", "debug", "--evaluation.every", "0", "--generator.ranks", "2", *AHEAD, steps=6),
-            "a fork goes on as the run's generators that sample one step ahead", "own_generators_ahead", 4,
-            [same_step(6, "straight", "fork", above={"optimizer/grad_norm": 0})],
+            forked("--config", "debug", "--evaluation.every", "0", "--generator.ranks", "2", *AHEAD, steps=4),
+            "one step ahead: a fork on 6 + 2 ranks goes on as the run on 1 + 2", "own_generators_ahead", [3, 8],
+            [same_step(4, "straight", "fork", rel=LAYOUT)],
         ),
         OverrideDefinitions(
             forked("--config", f"{TALK}:talk", *TALK_IN_FLIGHT, "--generator.ranks", "1", *AHEAD, steps=6),
@@ -439,20 +439,43 @@ def build_test_list() -> list[OverrideDefinitions]:
             [debug(*TP2, "--generator.tensor-parallel-degree", "2")], "FSDP 2 x TP 2, generator TP 2", "debug_fsdp2_tp2", 4, checked_run
         ),
         OverrideDefinitions(
-            [debug("--num-steps", "2", "--trainer.parallelism.data-parallel-replicate-degree", "2", *TP2)],
-            "HSDP 2 x FSDP 2 x TP 2 with 8 engines", "eight_ranks", 8, [steps_are(2), sampler_agrees()],
+            [[*ANY_FOLDER, *EVALUATED, "--dump-folder", "{dir}/one"],
+             [*ANY_FOLDER, *EVALUATED, "--dump-folder", "{dir}/eight", "--generator.tensor-parallel-degree", "8", "--generator.sleep", "True"]],
+            "FSDP 8 learns as one rank; its engine of TP 8 sleeps during updates", "eight_ranks", [1, 8],
+            [same_step(1, "one", "eight", rel=LAYOUT), same_step(2, "one", "eight", rel=LAYOUT)],
+            prepare=odd("qwen3", num_attention_heads=8, intermediate_size=128),
+        ),
+        OverrideDefinitions(
+            [[*KILLED, "--dump-folder", "{dir}/two"], [*KILLED, "--dump-folder", "{dir}/eight", *TP4],
+             [*KILLED, "--dump-folder", "{dir}/eight", *TP4, *TP2]],
+            "FSDP 8 loses a rank, goes on with FSDP 4 x TP 2 on two nodes of 4, and learns as 2 ranks do", "eight_ranks_killed", [2, 8],
+            [same_step(3, "two", "eight", rel=LAYOUT)], exit_codes=[0, 128 + signal.SIGKILL, 0], nodes=[1, 1, 2],
+        ),
+        *(
+            OverrideDefinitions(
+                [run("--config", name, *OWN_CONFIG)], f"{name} with two layers, {layout}: samples as transformers", name, 8,
+                [steps_are(2), sampler_agrees(), sampled_as_transformers], prepare=published(name),
+            )
+            for name, layout in {
+                "qwen3_0_6b": "8 engines", "qwen3_8b": "engines of TP 2", "qwen3_30b_a3b": "experts on 8 ranks, engines of TP 4",
+            }.items()
         ),
     ]  # fmt: skip
 
 
-def launch(program: str, args: Sequence[str], ngpu: int, log: Path, cores: int) -> int:
-    """Run one command on `ngpu` ranks that share `cores`; its output goes to `log`. Returns the exit code."""
-    command = [sys.executable, "-m", "torchtitan_rl.run.launch", "--standalone", f"--nproc_per_node={ngpu}"]
-    command += ["-m", program, *args]
-    more = {"OMP_NUM_THREADS": str(max(1, cores // ngpu)), "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1"}
-    environment = os.environ | more
+def launch(program: str, args: Sequence[str], ngpu: int, log: Path, slots: Sequence[str], nodes: int = 1) -> int:
+    """Run one command on `ngpu` ranks that share the slots; its output goes to `log`. Returns the exit code."""
+    meeting = two_nodes()[0] if nodes == 2 else [["--standalone"]]
+    local, launchers = ngpu // nodes, []
+    more = {"OMP_NUM_THREADS": str(max(1, len(slots) // ngpu)), "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "torchtitan_rl.run.launch", f"--nproc_per_node={local}"]
     with log.open("a") as stream:
-        return subprocess.run(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, env=environment).returncode
+        for node, options in enumerate(meeting):
+            if torch.cuda.is_available():
+                more["CUDA_VISIBLE_DEVICES"] = ",".join(slots[node * local :][:local])
+            how = {"cwd": ROOT, "stdout": stream, "stderr": subprocess.STDOUT, "env": os.environ | more}
+            launchers.append(subprocess.Popen([*command, *options, "-m", program, *args], **how))
+        return next(filter(None, [launcher.wait() for launcher in launchers]), 0)
 
 
 def ranks_of(test: OverrideDefinitions) -> list[int]:
@@ -461,7 +484,7 @@ def ranks_of(test: OverrideDefinitions) -> list[int]:
     return given + given[-1:] * (len(test.override_args) - len(given))
 
 
-def run_test(test: OverrideDefinitions, output_dir: Path, cores: int) -> str | None:
+def run_test(test: OverrideDefinitions, output_dir: Path, slots: Sequence[str]) -> str | None:
     """Run and check one test. Returns what was wrong, or None."""
     folder = output_dir / test.test_name
     data = output_dir / f"{test.test_name}_data"  # a run's folder holds nothing else
@@ -473,9 +496,9 @@ def run_test(test: OverrideDefinitions, output_dir: Path, cores: int) -> str | N
     log = output_dir / f"{test.test_name}.log"
     log.unlink(missing_ok=True)
     for i, args in enumerate(test.override_args):
-        expected = test.exit_codes[min(i, len(test.exit_codes) - 1)]
+        expected, nodes = (given[min(i, len(given) - 1)] for given in (test.exit_codes, test.nodes))
         args = [arg.replace("{dir}", str(folder)).replace("{data}", str(data)) for arg in args]
-        code = launch(test.program, args, ranks_of(test)[i], log, cores)
+        code = launch(test.program, args, ranks_of(test)[i], log, slots, nodes)
         if code != expected:
             end = "\n".join(log.read_text().splitlines()[-30:])
             return f"run {i + 1} exited with {code}, expected {expected}; the end of {log}:\n{end}"
@@ -489,26 +512,62 @@ def run_test(test: OverrideDefinitions, output_dir: Path, cores: int) -> str | N
     return None
 
 
-def run_and_tell(test: OverrideDefinitions, output_dir: Path, cores: int) -> bool:
-    """Run one test and print how it went. Returns whether it passed."""
-    begin = time.monotonic()
-    print(f"RUN  {test.test_name} on {max(ranks_of(test))} ranks: {test.test_descr}", flush=True)
-    problem = run_test(test, output_dir, cores)
-    print(f"{'FAIL' if problem else 'PASS'} {test.test_name} in {time.monotonic() - begin:.0f} s", flush=True)
-    if problem:
-        print(problem, flush=True)
-    return problem is None
+class Result(NamedTuple):
+    name: str
+    ranks: int
+    seconds: float
+    result: str  # PASS, FAIL or SKIP
+
+    def __str__(self) -> str:
+        return f"{self.name:26} {self.ranks:5} {self.seconds:7.0f}  {self.result}"
 
 
-def run_all(tests: Sequence[OverrideDefinitions], output_dir: Path) -> list[bool]:
-    """Tests of one rank side by side, one for each CPU core (GPUs are taken one test at a time); then those of several."""
-    cores = os.cpu_count() or 1
-    side_by_side = 1 if torch.cuda.is_available() else max(1, cores)
-    single = [test for test in tests if max(ranks_of(test)) == 1]
-    several = [test for test in tests if max(ranks_of(test)) > 1]
-    with ThreadPoolExecutor(side_by_side) as pool:
-        passed = list(pool.map(partial(run_and_tell, output_dir=output_dir, cores=cores // side_by_side), single))
-    return passed + [run_and_tell(test, output_dir, cores) for test in several]
+def run_and_tell(test: OverrideDefinitions, output_dir: Path, slots: Sequence[str]) -> Result:
+    """Run one test and print how it went."""
+    begin, ranks = time.monotonic(), max(ranks_of(test))
+    print(f"RUN  {test.test_name} on {ranks} ranks: {test.test_descr}", flush=True)
+    problem = run_test(test, output_dir, slots)
+    result = Result(test.test_name, ranks, time.monotonic() - begin, "FAIL" if problem else "PASS")
+    print(f"{result.result} {test.test_name} in {result.seconds:.0f} s", *filter(None, [problem]), sep="\n", flush=True)
+    return result
+
+
+def run_all(tests: Sequence[OverrideDefinitions], output_dir: Path) -> list[Result]:
+    """Run each test as soon as a slot for each of its ranks is free, one of the GPUs or of the CPU's cores: those of few ranks first,
+    side by side. A test with more ranks than the CPU has cores takes all."""
+    free: Queue[str] = Queue()
+    count = torch.cuda.device_count() or os.cpu_count() or 1
+    names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    for slot in names.split(",")[:count]:
+        free.put(slot)
+
+    def run_in(slots: list[str], test: OverrideDefinitions) -> Result:
+        try:
+            return run_and_tell(test, output_dir, slots)
+        finally:
+            for slot in slots:
+                free.put(slot)
+
+    with ThreadPoolExecutor(count) as pool:
+        waiting = sorted(tests, key=lambda test: max(ranks_of(test)))
+        running = [
+            pool.submit(run_in, sorted(free.get() for _ in range(min(count, max(ranks_of(test))))), test)
+            for test in waiting
+        ]
+    return [each.result() for each in running]
+
+
+def of_this_commit(tests: Sequence[OverrideDefinitions]) -> list[OverrideDefinitions]:
+    """Two or three of the tests on 8 ranks, others for most commits: these take minutes each on two cores."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout or "0"
+    large = [test for test in tests if max(ranks_of(test)) == 8]
+    parts = -(-len(large) // 3)
+    chosen = large[int(commit, 16) % parts :: parts]
+    print(
+        f"of {len(large)} tests on 8 ranks, for commit {commit[:8]}: {', '.join(test.test_name for test in chosen)}",
+        flush=True,
+    )
+    return chosen
 
 
 def parse_args(tests: Sequence[OverrideDefinitions]) -> argparse.Namespace:
@@ -529,19 +588,24 @@ def parse_args(tests: Sequence[OverrideDefinitions]) -> argparse.Namespace:
 def main() -> None:
     tests = build_test_list()
     args = parse_args(tests)
-    chosen = [t for t in tests if fnmatch(t.test_name, args.test_name) and (t.quick or not args.quick)]
+    chosen = [test for test in tests if fnmatch(test.test_name, args.test_name)]
+    if args.quick:
+        also = of_this_commit(tests)
+        chosen = [test for test in chosen if test.quick or test in also]
     if args.list:
-        print("\n".join(f"{t.test_name:24} {max(ranks_of(t))} ranks  {t.test_descr}" for t in chosen))
+        print("\n".join(f"{t.test_name:26} {max(ranks_of(t))} ranks  {t.test_descr}" for t in chosen))
         return
     args.output_dir.mkdir(parents=True, exist_ok=True)
     runnable = [test for test in chosen if max(ranks_of(test)) <= args.ngpu]
-    for test in chosen:
-        if test not in runnable:
-            print(f"SKIP {test.test_name}: needs {max(ranks_of(test))} ranks, --ngpu is {args.ngpu}", flush=True)
-    passed = run_all(runnable, args.output_dir)
-    failed = passed.count(False)
-    print(f"{passed.count(True)} passed, {failed} failed, {len(chosen) - len(runnable)} skipped", flush=True)
-    sys.exit(bool(failed))
+    results = run_all(runnable, args.output_dir)
+    results += [Result(test.test_name, max(ranks_of(test)), 0, "SKIP") for test in chosen if test not in runnable]
+    print(f"{'test':26} {'ranks':5} {'seconds':>7}  result", *results, sep="\n")
+    counts = Counter(each.result for each in results)
+    print(
+        f"{counts['PASS']} passed, {counts['FAIL']} failed, {counts['SKIP']} skipped (--ngpu is {args.ngpu})",
+        flush=True,
+    )
+    sys.exit(bool(counts["FAIL"]))
 
 
 if __name__ == "__main__":

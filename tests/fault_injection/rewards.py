@@ -1,6 +1,7 @@
 """Rewards that do what no reward should, from the second step on, on the rank that BAD_RANK names (default: each)."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +28,13 @@ def vanishes(completions, trainer_state, **_):
     """Ends the process on the spot, successfully."""
     if _bad(trainer_state):
         os._exit(0)
+    return _ordinary(completions)
+
+
+def is_killed(completions, trainer_state, **_):
+    """Ends the fifth process of a node as the out-of-memory killer does."""
+    if trainer_state.global_step >= 2 and os.environ["LOCAL_RANK"] == "4":
+        os.kill(os.getpid(), signal.SIGKILL)
     return _ordinary(completions)
 
 

@@ -7,13 +7,14 @@ import torch
 
 from tests.fault_injection.harness import metrics_of, start, steps_of, train, weights_of
 from tests.integration.run_checks import sampler_agrees
-from tests.integration_tests import ANY_FOLDER, HYBRID, odd
+from tests.integration.starts import odd
+from tests.integration_tests import ANY_FOLDER, HYBRID
 from tests.parts.multimodal import MULTIMODAL, save_multimodal
 from torchtitan_rl.command.export import export
 from torchtitan_rl.models.multimodal import is_text, stored_tensors
 
-MIXED = 'layer_types=["sliding_attention", "full_attention", "sliding_attention"]'
-FAMILIES = {"gemma3_text": ["sliding_window=24", MIXED], "olmo2": [], "qwen3_5_text": HYBRID}
+MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 24}
+FAMILIES = {"gemma3_text": MIXED, "olmo2": {}, "qwen3_5_text": HYBRID}
 """{model_type: entries of config.json besides the odd dimensions}. Completions are longer than the windows."""
 
 IN_BFLOAT16 = [
@@ -30,7 +31,7 @@ def test_killed_run_resumes_bitwise_and_its_export_has_the_same_logprobs(tmp_pat
         sizes = {"vocab_size": 322, "max_position_embeddings": 2048, "initializer_range": deviation}
         save_multimodal(tmp_path / "start", family, tokenizer=True, **sizes)
     else:
-        odd(family, f"initializer_range={deviation}", *FAMILIES[family])(tmp_path)
+        odd(family, initializer_range=deviation, **FAMILIES[family])(tmp_path)
     args = [arg.replace("{data}", str(tmp_path)) for arg in [*ANY_FOLDER, "--metrics.no-report"]]
     args += ["--num-steps", "4", "--checkpoint.interval", "1", "--sampling.max-tokens", "40"]
     args += ["--trainer.optimizer.lr", "1e-3", "--trainer.lr-scheduler.warmup-steps", "0"]

@@ -83,20 +83,21 @@ class EchoingConversations(Conversations):
 def check_gradients(model, adapter, folder: str, dims: ParallelDims, dtype: str, failures: list[str]) -> float:
     """Each data-parallel rank takes every dp_size-th sequence; summed gradients must be the whole's."""
     most_diff, _, most_relative = BOUNDS[dtype]
-    expected_logprobs, expected_grads = transformers_logprobs(Path(folder), list(map(torch.tensor, SEQUENCES)))
     batch = dims.get_mesh("batch") if dims.dp_enabled else None
     size, rank = (batch.size(), batch.get_local_rank()) if batch else (1, 0)
-    count = sum(len(s) - 1 for s in SEQUENCES)
-    parts = [torch.tensor(s) for s in SEQUENCES[rank::size]]
+    sequences = SEQUENCES * -(-size // len(SEQUENCES))  # at least one for each rank
+    expected_logprobs, expected_grads = transformers_logprobs(Path(folder), list(map(torch.tensor, sequences)))
+    count = sum(len(s) - 1 for s in sequences)
+    parts = [torch.tensor(s) for s in sequences[rank::size]]
     padding = -sum(map(len, parts)) % (8 * dims.tp)
     tokens, labels, layout, mask = packed(parts, padding, device.DEVICE_TYPE)
     logprobs = score(model, tokens, labels, layout, 1.0).logprobs
     (logprobs * mask).sum().div(count).backward()
 
     begins = [0]
-    for s in SEQUENCES:
+    for s in sequences:
         begins.append(begins[-1] + len(s) - 1)
-    mine = torch.cat([expected_logprobs[begins[i] : begins[i + 1]] for i in range(rank, len(SEQUENCES), size)])
+    mine = torch.cat([expected_logprobs[begins[i] : begins[i + 1]] for i in range(rank, len(sequences), size)])
     diff = float((logprobs[mask.bool()].detach().cpu() - mine).abs().max())
     if not diff < most_diff:
         failures.append(f"policy and transformers differ by {diff:.2e} in log-probability")
@@ -124,7 +125,8 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
     config = WeightSync.Config(check_interval=1, max_diff=most_diff)
     sync = config.build(trainer=policy, connect=partial(InProcess, generator), probe=np.array(SEQUENCES[0]))
 
-    prompts = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
+    sequences = SEQUENCES * -(-generator.num_replicas // len(SEQUENCES))  # at least one for each engine
+    prompts = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(sequences)]
     turns = 0  # completions of several turns
     for version in range(3):
         if version:
@@ -133,12 +135,16 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
         policy.parallel_dims.dp_shard = 1 + version % 2  # both ways to gather
         sync.push(policy_version=version)
         diffs = []
-        seen: dict[tuple[int, int], list[int]] = {}
+        seen: dict[tuple[int, int], tuple] = {}
         for group in comm.all_gather_lists(list(generator.generate(prompts, step=version))):
             for completion in group.samples:
-                token_ids = completion.token_ids.tolist()
-                if seen.setdefault((group.prompt.prompt_idx, completion.sample_idx), token_ids) != token_ids:
-                    failures.append(f"ranks of one engine sampled other tokens for prompt {group.prompt.prompt_idx}")
+                key = group.prompt.prompt_idx, completion.sample_idx
+                sampled = completion.token_ids.tolist(), completion.sampler_logprobs.tolist()
+                if key in seen:  # of another rank of the engine
+                    if seen[key] != sampled:
+                        failures.append(f"ranks of one engine sampled otherwise for prompt {key[0]}")
+                    continue
+                seen[key] = sampled
                 sequence = np.concatenate([group.prompt.token_ids, completion.token_ids])
                 scored = policy.token_logprobs(sequence)[len(group.prompt.token_ids) - 1 :]
                 diffs.append(np.abs(scored - completion.sampler_logprobs)[completion.loss_mask])
@@ -157,7 +163,7 @@ def save(folder: Path, architecture: str | None, *, tie: bool) -> None:
     if architecture:
         save_odd_checkpoint(folder, architecture, tie=tie)
     else:
-        save_tiny_checkpoint(folder, tie=tie)
+        save_tiny_checkpoint(folder, tie=tie, n_heads=8)
 
 
 def main() -> None:

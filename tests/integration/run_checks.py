@@ -1,6 +1,7 @@
 """What must be true of a run folder after a whole run: checks for tests/integration_tests.py; each raises AssertionError."""
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -120,11 +121,14 @@ def optimizer_goes_on(folder: Path) -> None:
     assert {float(step) for step in steps.values()} == {float(max(metrics_of(folder)))}
 
 
-def same_step(step: int, *names: str, above: Mapping[str, float] | None = None) -> Callable[[Path], None]:
+def same_step(
+    step: int, *names: str, above: Mapping[str, float] | None = None, rel: float = 0
+) -> Callable[[Path], None]:
     """Two runs in the folder have the same numbers in this step, to the last bit.
 
     Args:
         above: metrics that show that the run did what is tested, and values that they must exceed.
+        rel: how far the numbers may be apart, as a share of each, because the layout is another; those near 0 by a tenth of it.
     """
     parts = ("reward", "loss", "optimizer", "completions", "evaluation", "conversations")
     parts += ("in_flight", "sync", "teacher", "moe")
@@ -138,7 +142,12 @@ def same_step(step: int, *names: str, above: Mapping[str, float] | None = None) 
         assert len(kept[0]) > 20, found[0]
         for key, least in {"optimizer/grad_norm": 0, **(above or {})}.items():
             assert kept[0][key] > least, (key, kept[0])
-        differing = {key: [row.get(key) for row in kept] for key in kept[0] if kept[0][key] != kept[1].get(key)}
+        pairs = {key: [row.get(key) for row in kept] for key in kept[0]}
+        differing = {
+            key: pair
+            for key, pair in pairs.items()
+            if pair[0] != pair[1] and (None in pair or not math.isclose(*pair, rel_tol=rel, abs_tol=rel / 10))
+        }
         assert not differing, differing
 
     return check
@@ -211,19 +220,31 @@ def export_is_whole(folder: Path) -> None:
     assert all(moved), moved
 
 
+@torch.no_grad()
+def sampled_as_transformers(folder: Path) -> None:
+    """The sampler's log-probabilities of the first step, of which tests/parts/even_ids.py keeps tokens and values, are transformers'."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    config = json.loads((folder / "config.json").read_text())
+    start, dtype = config["hf_assets_path"], config["generator"]["dtype"]
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32),
+        AutoTokenizer.from_pretrained(start),
+    )
+    diffs = []
+    for row in (row for row in read_rows(folder) if row["step"] == 1):
+        prompt, completion = tokenizer(row["prompt"])["input_ids"], row["extra/even/ids"]
+        assert len(prompt) == row["prompt_tokens"], row["prompt"]
+        logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]  # [L, V]
+        logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])[:, 0]
+        diffs.append((logprobs - torch.tensor(row["extra/even/logprobs"])).abs())
+    diff = torch.cat(diffs)  # [sampled tokens]
+    assert len(diff) > 100, f"only {len(diff)} tokens were shown"
+    most = {"float32": 1e-4, "bfloat16": 0.02}[dtype]
+    assert diff.mean() < most, f"{dtype}: mean {diff.mean():.1e}, largest {diff.max():.1e}"
+
+
 def evaluation_is_reproduced(folder: Path) -> None:
-    """A fork that only evaluates gives, on two ranks, the very file that the run wrote on one after its last step."""
+    """The fork `alone`, which only evaluates, gave the very file that the run wrote after its last step."""
     last = max((folder / "evaluation").glob("step-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
-    options = json.loads((folder / "config.json").read_text())["command"][1:]
-    fork = ["--dump-folder", str(folder / "alone"), "--resume", str(folder), "--eval-only"]
-    launch = [
-        "-m",
-        "torchtitan_rl.run.launch",
-        "--standalone",
-        "--nproc_per_node=2",
-        "-m",
-        "torchtitan_rl.command.train",
-    ]
-    done = subprocess.run([sys.executable, *launch, *options, *fork], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert (folder / "alone" / "evaluation" / "alone" / last.name).read_text() == last.read_text()

@@ -191,7 +191,8 @@ def policy_figures(folder: Path, replicate: int = 1, experts: int = 1) -> dict[s
     Args:
         experts: the degree of expert parallelism.
     """
-    parts, rank, size = sequences(), dist.get_rank(), dist.get_world_size()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    parts = sequences() * -(-size // len(LENGTHS))  # at least one for each rank
     total = sum(len(ids) - 1 for ids in parts)
     model, _ = sharded_policy(folder, data_parallel_replicate_degree=replicate, expert_parallel_degree=experts)
     mine = backward(model, parts[rank::size], total)

@@ -133,10 +133,15 @@ def scale_policy(model: nn.Module, factor: float) -> None:
             parameter.mul_(factor)
 
 
-def save_tiny_checkpoint(folder: Path, *, seed: int = 0, tie: bool = True) -> None:
-    """A Hugging Face folder (config.json, model.safetensors) with random weights large enough to make sharp distributions."""
+def save_tiny_checkpoint(folder: Path, *, seed: int = 0, tie: bool = True, **dimensions: int) -> None:
+    """A Hugging Face folder (config.json, model.safetensors) with random weights large enough to make sharp distributions.
+
+    Args:
+        dimensions: other than `DIMENSIONS`.
+    """
     torch.manual_seed(seed)
-    new_hf_model(tiny_spec(), tie_word_embeddings=tie, initializer_range=0.2).save_pretrained(folder)
+    spec = small_qwen3(**DIMENSIONS | dimensions)
+    new_hf_model(spec, tie_word_embeddings=tie, initializer_range=0.2).save_pretrained(folder)
 
 
 def save_tiny_start(folder: Path) -> None:
