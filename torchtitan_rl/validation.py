@@ -127,7 +127,10 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
     sizes = (attention.n_heads, attention.n_kv_heads or attention.n_heads, model.vocab_size)
     degrees = {"trainer.parallelism": tp, "generator": config.generator.tensor_parallel_degree}
     for part, degree in degrees.items():
-        divides = not any(size % degree for size in sizes)
+        heads, keys, words = sizes
+        if part == "generator" and degree % keys == 0:
+            keys = degree  # each of an engine's ranks has a copy of one
+        divides = not any(size % degree for size in (heads, keys, words))
         expected = "a divisor of the model's heads, key-value heads and vocabulary, {}, {} and {}"
         field, remedy = f"{part}.tensor_parallel_degree", "Use another degree."
         expect(divides, field, degree, expected.format(*sizes), remedy)

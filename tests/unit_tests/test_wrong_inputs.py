@@ -129,6 +129,12 @@ def test_wrong_option_is_refused_by_its_name(ranks, options, message):
         check(options, ranks)
 
 
+def test_engine_may_have_more_ranks_than_the_model_has_key_value_heads():
+    check("--generator.tensor-parallel-degree 4", 4)
+    with pytest.raises(UserError, match="generator.tensor_parallel_degree = 8: expected a divisor"):
+        check("--generator.tensor-parallel-degree 8", 8)  # of 4 heads
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_debug_is_valid_on_any_number_of_ranks(ranks):
     check("", ranks)
