@@ -143,6 +143,8 @@ def same_step(
         for key, least in {"optimizer/grad_norm": 0, **(above or {})}.items():
             assert kept[0][key] > least, (key, kept[0])
         pairs = {key: [row.get(key) for row in kept] for key in kept[0]}
+        if rel:
+            del pairs["optimizer/tokens_seen"]  # each rank computes a prompt of its own samples once
         differing = {
             key: pair
             for key, pair in pairs.items()

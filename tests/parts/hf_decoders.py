@@ -207,9 +207,9 @@ class Engine:
 
     def __init__(self, folder: Path, degree: int = 1) -> None:
         model = spec_from_folder(folder).model
-        self.dtype = "bfloat16" if model.linear else "float32"
+        self.dtype = "bfloat16" if getattr(model, "linear", 0) else "float32"
         config = Generator.Config(dtype=self.dtype, max_model_len=64, sleep=False, tensor_parallel_degree=degree)
-        with engine_folder(str(folder), model.hf if model.part_of else None) as own:
+        with engine_folder(str(folder), model.hf if getattr(model, "part_of", "") else None) as own:
             self.generator = Generator(
                 config,
                 hf_assets_path=own,
