@@ -84,6 +84,7 @@ TRL = {
 TP2 = ["--trainer.parallelism.tensor-parallel-degree", "2"]
 KILLED = [
     "--config", "debug", *SHORT, "--checkpoint.interval", "1", "--grader.rewards", "tests/fault_injection/rewards.py:is_killed",
+    "--grader.in-process", "is_killed",
 ]  # fmt: skip
 """A run that loses its fifth rank in step 2, if five or more are on one node."""
 TP4 = ["--generator.tensor-parallel-degree", "4"]
