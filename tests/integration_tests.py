@@ -170,12 +170,10 @@ def resumed(*args: str, steps: int = 4) -> list[list[str]]:
     return [[*args, "--num-steps", str(last), "--dump-folder", f"{{dir}}/{name}"] for last, name in parts]
 
 
-def parity(name: str, ngpu: int, description: str, *args: str, quick: bool = False) -> OverrideDefinitions:
+def parity(name: str, ngpu: int, description: str, *args: str) -> OverrideDefinitions:
     """One layout of tests/integration/parity.py."""
     command = ["--output", "{dir}/parity.json", *args]
-    return OverrideDefinitions(
-        [command], description, name, ngpu, [parity_holds], "tests.integration.parity", quick=quick
-    )
+    return OverrideDefinitions([command], description, name, ngpu, [parity_holds], "tests.integration.parity")
 
 
 def build_test_list() -> list[OverrideDefinitions]:
@@ -252,7 +250,7 @@ def build_test_list() -> list[OverrideDefinitions]:
             "--architecture", "qwen2", "--tp", "2", "--generator-tp", "2",
         ),
         parity(
-            "parity_fsdp2_tp2_gen2", 4, "parity with FSDP 2 x TP 2 and generator TP 2", "--tp", "2", "--generator-tp", "2", quick=True
+            "parity_fsdp2_tp2_gen2", 4, "parity with FSDP 2 x TP 2 and generator TP 2", "--tp", "2", "--generator-tp", "2"
         ),
         parity("parity_fsdp4_tp2_gen4", 8, "parity with FSDP 4 x TP 2, engines of TP 4", "--tp", "2", "--generator-tp", "4"),
         parity(
