@@ -53,11 +53,15 @@ def odd(architecture: str, **more: object) -> Callable[[Path], None]:
 
 
 def published(name: str) -> Callable[[Path], None]:
-    """Two layers of a published Qwen3 in `start`; on a CPU with 1024 channels, few words, and an eighth of the MLP or of the experts."""
+    """Two layers of a published Qwen3 in `start`; on a CPU with 1024 channels, few words, and an eighth of the MLP and of the experts."""
     architecture, widths = PUBLISHED[name]
     settings = {"num_hidden_layers": 2, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6, **widths}
     if not torch.cuda.is_available():
-        small = {key: settings[key] // 8 for key in ("intermediate_size", "num_experts") if key in settings}
+        small = {
+            key: settings[key] // 8
+            for key in ("intermediate_size", "moe_intermediate_size", "num_experts")
+            if key in settings
+        }
         settings |= {**small, "hidden_size": 1024, "vocab_size": 151936 // 32}
     return random_start(architecture, **settings)
 
