@@ -277,7 +277,7 @@ def describe_memory(
             engine["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
         each, sampling = "" if world_size == 1 else " for each rank", ""
         if generator.ranks:
-            each, sampling = " for each rank that trains", f"; that samples: {_in_gib(engine)}"
+            each, sampling = " for each rank that trains", f"; a rank that samples: {_in_gib(engine)}"
         else:
             parts |= engine
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
@@ -308,7 +308,7 @@ def describe_memory(
     line = f"memory of each GPU of {size}, estimated: {need.describe()}"
     if generator.ranks:
         engine = {"engine": generator.gpu_memory_utilization * gpu_bytes, "CUDA": CONTEXT_BYTES}
-        line += f"; that only samples: {_in_gib(engine)}"
+        line += f"; a GPU that only samples: {_in_gib(engine)}"
     line += f". {chosen}"
     if config.trainer.lora.rank and generator.sleep and config.needs_engine(algorithm):
         line += f". Asleep, the engine has its weights in the host's memory: {weights / GIB:.1f} GiB for each GPU"

@@ -78,7 +78,7 @@ def test_a_dry_run_plans_for_gpus_that_this_machine_has_not_without_the_model_s_
         in shown
     )
     assert "GiB, estimated: weight sync " in shown
-    assert "; that only samples: 34.0 GiB (engine 32.0, CUDA 2.0)" in shown
+    assert "; a GPU that only samples: 34.0 GiB (engine 32.0, CUDA 2.0)" in shown
 
 
 def test_a_dry_run_shows_rows_without_commands_to_the_terminal(start, tmp_path, capsys):
