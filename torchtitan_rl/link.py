@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -133,14 +132,14 @@ def _device_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -
 
 
 def _broadcast(group: Any, value: Any, root: int, device: str) -> Any:
-    """Returns the root's value, pickled, on every rank of a group. Arrays in it are writable on all but the root."""
-    data = np.zeros(0, dtype=np.uint8)
-    if group.rank() == root:
-        data = np.frombuffer(pickle.dumps(value, protocol=5), dtype=np.uint8)
+    """Returns the root's value, pickled on the way, on every rank of a group."""
+    is_root = group.rank() == root
+    data = pickle.dumps(value, protocol=5) if is_root else b""
     length = torch.tensor([len(data)], device=device)  # [1]
     group.broadcast(length, root).wait()
-    row = torch.empty(int(length), dtype=torch.uint8, device=device)  # [bytes]
-    if group.rank() == root:
-        row.copy_(torch.from_numpy(data.copy()))
+    if is_root:
+        row = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)  # [bytes]
+    else:
+        row = torch.empty(int(length), dtype=torch.uint8, device=device)  # [bytes]
     group.broadcast(row, root).wait()
-    return pickle.loads(row.cpu().numpy())
+    return value if is_root else pickle.loads(row.cpu().numpy())

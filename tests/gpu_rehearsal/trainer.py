@@ -27,6 +27,7 @@ from tests.gpu_rehearsal.device import Collective, Device, recording
 from tests.gpu_rehearsal.experts import even_routing
 from tests.gpu_rehearsal.places import place
 from tests.gpu_rehearsal.steps import scored_group
+from tests.gpu_rehearsal.wire import Wire
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.build import trainer_of_run
@@ -177,6 +178,12 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     for rows in (exported_rows, adapter_rows) if trainer.lora else (exported_rows,):
         ShardChecksums(rows(trainer.model, trainer.state_dict_adapter)).checksums(torch.bfloat16)
     phase("sync")
+    wire, sent = Wire(), {name: (tensor.shape, tensor.dtype) for name, tensor in weights()}
+    with wire.link(0) as sends:
+        sends.send(weights())
+    with wire.link(1) as receives:
+        assert {name: (tensor.shape, tensor.dtype) for name, tensor in receives.receive()} == sent
+    phase("link")
     states = [policy_state(trainer.model), trainer.optimizer.state_dict()]
     off = [t for t in tree_leaves(states) if isinstance(t, Tensor) and t.device.type != "cuda"]
     assert not off, f"a checkpoint's state is not on the device: {off[:3]}"

@@ -277,7 +277,10 @@ def describe_memory(
             engine["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
         each, sampling = "" if world_size == 1 else " for each rank", ""
         if generator.ranks:
-            each, sampling = " for each rank that trains", f"; a rank that samples: {_in_gib(engine)}"
+            each, sampling = (
+                " for each rank that trains",
+                f"; a rank that samples: {_in_gib(engine)}",
+            )
         else:
             parts |= engine
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
