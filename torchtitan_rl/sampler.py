@@ -16,7 +16,7 @@ from torchtitan_rl.link import Link, Order
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.trainer_state import TrainerState
 from torchtitan_rl.sampling import SamplingConfig
-from torchtitan_rl.stored import from_text, to_text
+from torchtitan_rl.stored import from_text, plain, to_text
 from torchtitan_rl.types import Completion, EvaluationPass, Group, Prompt, ScoredCompletion
 
 if TYPE_CHECKING:
@@ -200,14 +200,24 @@ class FarSampler:
         self._link.order(None)
 
     def state_dict(self) -> dict[str, Any]:
-        """The groups that are sampled and not yet trained on, with what was recorded meanwhile, as text; None without any."""
-        batch = self._batch
-        return {"batch": None if batch is None else to_text((batch.groups, batch.recorded))}
+        """The groups that are sampled and not yet trained on, with what was recorded meanwhile, as text; None without any. A prompt is
+        saved as in `InFlight.state_dict`."""
+        if self._batch is None:
+            return {"batch": None}
+        groups = []
+        for group in self._batch.groups:
+            prompt = group.prompt
+            samples = [replace(each, extra=plain(each.extra)) for each in group.samples]
+            place = prompt.stream_idx, prompt.prompt_idx, prompt.token_ids.tolist()
+            groups.append((place, samples))
+        return {"batch": to_text((groups, self._batch.recorded))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. Without `ahead`, no correction for their age is asked for: they are dropped."""
         if self._ahead and state["batch"] is not None:
-            groups, recorded = from_text(state["batch"])
+            stored, recorded = from_text(state["batch"])
+            prompt_at = self._in_flight.prompt_at
+            groups = [Group(prompt=prompt_at(*place), samples=samples) for place, samples in stored]
             self._batch = Answered(groups, self._in_flight.carried, recorded)
 
     def _order(
@@ -250,13 +260,12 @@ class OrderedSampler:
         """`drain`: returns what this rank has recorded since the last call."""
         self._sampler, self._drain = sampler, drain
 
-    def train(self, carried: dict[int, Carried], **asked: Any) -> Answered:
+    def train(self, carried: dict[int, Carried], state: TrainerState, **asked: Any) -> Answered:
         self._sampler.step_sampler.carried = carried
-        groups = self._sampler.sample(**asked)
-        return self._answer(groups)
+        return self._answer(self._sampler.sample(state=state.on_this_rank(), **asked))
 
-    def held_out(self, **asked: Any) -> Answered:
-        return self._answer(self._sampler.held_out_groups(**asked))
+    def held_out(self, state: TrainerState, **asked: Any) -> Answered:
+        return self._answer(self._sampler.held_out_groups(state=state.on_this_rank(), **asked))
 
     def _answer(self, groups: Scored) -> Answered:
         recorded = comm.all_gather_lists([self._drain()])

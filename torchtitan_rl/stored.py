@@ -1,4 +1,4 @@
-"""Scored groups and plain values as text, for a checkpoint. Reading it cannot execute code."""
+"""Scored completions and plain values as text, for a checkpoint. Reading it cannot execute code."""
 
 import base64
 import io
@@ -7,14 +7,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchtitan_rl.sampling import SamplingConfig
-from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, Trace, TurnRecord
+from torchtitan_rl.types import Completion, ScoredCompletion, Trace, TurnRecord
 
-_TYPES = [Completion, Group, Prompt, SamplingConfig, ScoredCompletion, Trace, TurnRecord]
+_TYPES = [Completion, ScoredCompletion, Trace, TurnRecord]
+
+
+def plain(value: Any) -> Any:
+    """Returns a value of JSON's types, with `str` of all others, such as a date."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (np.generic, np.ndarray)):
+        return plain(value.tolist())
+    return value if type(value) in (str, int, float, bool, type(None)) else str(value)
 
 
 def to_text(value: Any) -> str:
-    """Returns groups, with plain values and arrays, as text. Raises UnpicklingError if there is anything else."""
+    """Returns scored completions, plain values and arrays as text. Raises UnpicklingError if there is anything else."""
     data = io.BytesIO()
     torch.save(value, data)
     text = base64.b64encode(data.getvalue()).decode()

@@ -1,5 +1,6 @@
 """The trainers' side of generators on other ranks, where it needs no engine; `own_generators*` of the whole runs have both sides."""
 
+from datetime import date
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,8 +18,7 @@ def group(policy_version, token_versions=None):
         sample_idx=0, policy_version=policy_version, token_ids=[3, 5], sampler_logprobs=[-1, -2], text="", finish_reason="stop",
         token_versions=token_versions,
     )  # fmt: skip
-    prompt = Prompt(prompt_idx=0, text="?", token_ids=[1], expected_answer="")
-    return Group(prompt=prompt, samples=[ScoredCompletion(completion=completion, reward=1.0)])
+    return Group(prompt=PROMPT, samples=[ScoredCompletion(completion=completion, reward=1.0)])
 
 
 def versions(group):
@@ -34,9 +34,18 @@ def test_tokens_of_older_weights_keep_their_version():
     assert versions(_at_step(group(5, in_flight), 7)) == (6, [3, 5])
 
 
+PROMPT = Prompt(
+    prompt_idx=0, stream_idx=7, text="?", token_ids=[1], expected_answer="", columns={"day": date(2026, 1, 2)}
+)
+PROMPTS = {(7, 0, 1): PROMPT}
+"""The data's prompts by place, prompt_idx and tokens."""
+
+
 def far_sampler(ahead=True, record=None):
     """Without a link: what it may not ask of the generators fails."""
-    in_flight = SimpleNamespace(carried={4: "a group"})
+    in_flight = SimpleNamespace(
+        carried={4: "a group"}, prompt_at=lambda place, idx, tokens: PROMPTS[place, idx, *tokens]
+    )
     return FarSampler(None, in_flight, ahead=ahead, num_steps=9, record=record)
 
 
@@ -53,7 +62,7 @@ def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
         sampler.load_state_dict(before.state_dict())
     assert drops._batch is None
     (trained,) = after.training_groups(None, 1, state=TrainerState(global_step=7))
-    assert versions(trained) == (6, [5, 5])
+    assert (trained.prompt, versions(trained)) == (PROMPT, (6, [5, 5]))
     recorded = trainers.drain().values()
     assert (recorded["mine"], recorded["lengths/p50"]) == (2, 4)
     assert after._in_flight.carried == {4: "a group"}

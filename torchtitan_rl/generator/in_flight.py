@@ -213,11 +213,16 @@ class InFlight(Configurable):
         """Restore what `state_dict` returned. Raises UserError if the data have other prompts there now."""
         self.carried = {}
         for index, (place, tokens, since, samples) in state.items():
-            prompt = replace(self._stream.at(place), prompt_idx=int(index))
-            if prompt.token_ids.tolist() != tokens:
-                raise UserError(
-                    f"the checkpoint holds unfinished completions of training prompt {place}, whose text has changed. "
-                    "Resume with the data that the run was started with."
-                )
+            prompt = self.prompt_at(place, int(index), tokens)
             restored = [Recorded.from_json(sample) for sample in samples]
             self.carried[int(index)] = Carried(prompt=prompt, since=since, samples=restored)
+
+    def prompt_at(self, place: int, prompt_idx: int, tokens: list[int]) -> Prompt:
+        """Returns the training prompt at a place in the data. Raises UserError if it has not these tokens."""
+        prompt = replace(self._stream.at(place), prompt_idx=prompt_idx)
+        if prompt.token_ids.tolist() != tokens:
+            raise UserError(
+                f"the checkpoint holds completions of training prompt {place}, whose text has changed. "
+                "Resume with the data that the run was started with."
+            )
+        return prompt
