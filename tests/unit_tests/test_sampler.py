@@ -4,10 +4,13 @@ from datetime import date
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+from torchtitan_rl import sampler
 from torchtitan_rl.observe.collector import Collector
 from torchtitan_rl.observe.reduce import Reduce
 from torchtitan_rl.observe.select import Selection
+from torchtitan_rl.rewards import trainer_state
 from torchtitan_rl.rewards.trainer_state import TrainerState
 from torchtitan_rl.sampler import Answered, FarSampler, _at_step
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion
@@ -58,8 +61,8 @@ def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
     assert after._batch is None
     before._batch = Answered([group(5)], {}, [generators.drain().state_dict()])
     drops = far_sampler(ahead=False)
-    for sampler in (after, drops):
-        sampler.load_state_dict(before.state_dict())
+    for each in (after, drops):
+        each.load_state_dict(before.state_dict())
     assert drops._batch is None
     (trained,) = after.training_groups(None, 1, state=TrainerState(global_step=7))
     assert (trained.prompt, versions(trained)) == (PROMPT, (6, [5, 5]))
@@ -70,7 +73,26 @@ def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
 
 
 def test_nothing_is_sampled_ahead_of_the_last_step():
-    sampler = far_sampler()
-    sampler.go_ahead(None, 1, state=TrainerState(global_step=10))
-    sampler.arrive()
-    assert sampler.state_dict() == {"batch": None}
+    far = far_sampler()
+    far.go_ahead(None, 1, state=TrainerState(global_step=10))
+    far.arrive()
+    assert far.state_dict() == {"batch": None}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_reward_functions_of_the_first_generator_count_as_rank_0_s(rank, monkeypatch):
+    seen = []
+    stub = SimpleNamespace(
+        step_sampler=SimpleNamespace(carried={}),
+        sample=lambda *, state: seen.append(state),
+        held_out_groups=lambda *, state: seen.append(state),
+    )
+    monkeypatch.setenv("LOCAL_RANK", str(rank + 2))
+    monkeypatch.setattr(trainer_state.dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(sampler.comm, "all_gather_lists", list)
+    ordered, state = sampler.OrderedSampler(stub, dict), TrainerState(global_step=3)  # as the trainers' rank 0 sends it
+    ordered.train(carried={}, state=state)
+    ordered.held_out(state=state)
+    assert [one.global_step for one in seen] == [3, 3]
+    for one in seen:
+        assert one.is_world_process_zero == one.is_local_process_zero == (rank == 0)

@@ -140,11 +140,8 @@ def _layout(config: "RunConfig", world_size: int, *, samples: bool, learns: bool
         samples: whether there are engines.
         learns: whether training learns from demonstrations.
     """
-    p, tp, own = (
-        config.trainer.parallelism,
-        config.generator.tensor_parallel_degree,
-        config.generator.ranks,
-    )
+    p, tp = config.trainer.parallelism, config.generator.tensor_parallel_degree
+    own = config.generator.ranks
     samplers, trainers = own or world_size, world_size - own
     shards, spec = fsdp_shards(config, trainers), config.model_spec
     prompts, n = config.num_prompts_per_step, config.sampling.n

@@ -255,6 +255,30 @@ def choose_by_memory(
     return checkpointing, sleep
 
 
+def _describe_machine(
+    config: "RunConfig", algorithm: "Algorithm", need: MemoryNeed, trainers: int
+) -> str:
+    """`describe_memory` without a GPU: what each rank needs of this machine's memory."""
+    own, engine = config.generator.ranks, {}
+    parts = {name: size for name, size in need.updating.items() if name not in ("engine", "CUDA")}
+    if config.needs_engine(algorithm):
+        engine["engine's weights"] = _engine_bytes(config)[0]
+        engine["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
+    if own:
+        each, sampling = " for each rank that trains", f"; a rank that samples: {_in_gib(engine)}"
+    else:
+        each, sampling = "" if trainers == 1 else " for each rank", ""
+        parts |= engine
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    line = f"memory of this machine {machine:.0f} GiB, there is no GPU; estimated{each} besides Python: {_in_gib(parts)}{sampling}"
+    if (trainers * sum(parts.values()) + own * sum(engine.values())) / GIB > machine:
+        line += (
+            "\nwarning: that is more than this machine has. Use a smaller model, train adapters alone (--trainer.lora.rank 16), or "
+            "run it on GPUs."
+        )
+    return line
+
+
 def describe_memory(
     config: "RunConfig", algorithm: "Algorithm", *, world_size: int, gpu_bytes: int | None
 ) -> str:
@@ -268,30 +292,7 @@ def describe_memory(
     need, generator = memory_need(config, algorithm, **on), config.generator
     weights, cached = _engine_bytes(config)
     if gpu_bytes is None:
-        parts = {
-            name: size for name, size in need.updating.items() if name not in ("engine", "CUDA")
-        }
-        engine = {}
-        if config.needs_engine(algorithm):
-            engine["engine's weights"] = weights
-            engine["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
-        each, sampling = "" if world_size == 1 else " for each rank", ""
-        if generator.ranks:
-            each, sampling = (
-                " for each rank that trains",
-                f"; a rank that samples: {_in_gib(engine)}",
-            )
-        else:
-            parts |= engine
-        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-        line = f"memory of this machine {machine:.0f} GiB, there is no GPU; estimated{each} besides Python: {_in_gib(parts)}{sampling}"
-        on_all = world_size * sum(parts.values()) + generator.ranks * sum(engine.values())
-        if on_all / GIB > machine:
-            line += (
-                "\nwarning: that is more than this machine has. Use a smaller model, train adapters alone (--trainer.lora.rank 16), or "
-                "run it on GPUs."
-            )
-        return line
+        return _describe_machine(config, algorithm, need, world_size)
     state, size = need.updating[STATE], f"{gpu_bytes / GIB:.0f} GiB"
     if state > gpu_bytes:
         raise UserError(

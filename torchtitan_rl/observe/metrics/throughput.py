@@ -180,8 +180,11 @@ class SplitNotice:
         self._seen = [*self._seen, shares][:12]
         if len(self._seen) != 11:  # the first step is unlike others
             return
-        sides = [[step[f"idle/{side}"].value for step in self._seen[1:]] for side in SIDES]
-        idle = [min(1.0, fmean(values)) for values in sides]
+        none = Metric(0.0)  # of a side that did not wait
+        waits = [
+            [step.get(f"idle/{side}", none).value for step in self._seen[1:]] for side in SIDES
+        ]
+        idle = [min(1.0, fmean(values)) for values in waits]
         now, ranks = self._config.ranks, self._config.ranks + self._trainers
 
         def step(n: int) -> float:
