@@ -7,6 +7,7 @@ label or a position that the packer puts in the wrong place shows in the gradien
 import math
 import random
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -47,6 +48,7 @@ from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.models.logprobs import chunked_logprobs
 from torchtitan_rl.sampling import SamplingConfig
+from torchtitan_rl.trainer import minibatches
 from torchtitan_rl.trainer.minibatches import Batcher, split_groups
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, Trace, TrainBatch, TurnRecord
 
@@ -322,7 +324,8 @@ def project_updates(case: dict, policy: Tensors, old: Tensors, rng: random.Rando
         loss = 0.0
         for rank in range(batcher.num_ranks):
             batcher.rank = rank
-            work = batcher.minibatch(minibatch)
+            with patch.object(minibatches, "LEAST_TOKENS", 1):
+                work = batcher.minibatch(minibatch, score_all=False)
             for place, batch in enumerate(work.batches):
                 if not settings["first_update"]:
                     batch.pi_old_logprobs = score(old, batch, case["temperature"], chunk)[0].detach()

@@ -17,6 +17,9 @@ from torchtitan_rl.types import Episode, Group, Member, TrainBatch
 Item = list[Member]
 """Sequences that share a micro-batch: a single one, or a whole group if the loss asks for that."""
 
+LEAST_TOKENS, ONE_IN = 512, 16
+"""So many fresh tokens of an optimizer step are scored at least, and one in so many of the items without a gradient."""
+
 Plan = list[list[list[Member]]]
 """[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
 
@@ -28,6 +31,10 @@ class MiniBatch(NamedTuple):
     num_forward_only: int
     """How many micro-batches, at the front of each rank's, have a gradient of zeros. They get a forward, for metrics and the
     logprob check, and no backward."""
+    loss_tokens_for_one: float
+    """Loss tokens without a gradient for each that is scored. Means over tokens count a scored one so many times."""
+    unscored_tokens: int
+    """Tokens, prompts included, that get no forward because nothing is learned from them."""
     batches: list[TrainBatch]
     """This rank's. At least one gets a backward."""
 
@@ -50,26 +57,43 @@ class Batcher:
     rank: int
     _warned_of_size: bool = field(default=False, init=False)
 
-    def minibatch(self, groups: Sequence[Group[Episode]]) -> MiniBatch:
-        """Plan and pack the groups of one optimizer step."""
+    def minibatch(self, groups: Sequence[Group[Episode]], *, score_all: bool = True) -> MiniBatch:
+        """Plan and pack the groups of one optimizer step.
+
+        Args:
+            score_all: whether all episodes without a gradient get a forward, not only those that `draw` chooses.
+        """
         loss = self.algorithm.policy_loss
         no_gradient: list[Item] = []
         with_gradient: list[Item] = []
         for item in items_of(groups, whole_groups=loss.whole_groups):
             is_zero = all(self.algorithm.zero_gradient(member.episode) for member in item)
             (no_gradient if is_zero else with_gradient).append(item)
-        without_backward = self._plan(no_gradient)
+        scored = no_gradient if score_all else draw(no_gradient, known=_fresh_tokens(with_gradient))
+        without_backward = self._plan(scored)
         num_forward_only = len(without_backward[0])  # as on every rank
         # AdamW needs a gradient, even of zeros, on every rank: an empty micro-batch if there is nothing to learn.
         with_backward = self._plan(with_gradient) if with_gradient else [[[]]] * self.num_ranks
         plan = [first + then for first, then in zip(without_backward, with_backward, strict=True)]
         batches = self._packed(plan, groups, columns=loss.reads)
-        return MiniBatch(plan, num_forward_only, batches)
+        tokens, _, loss_tokens = self._work(no_gradient)
+        scored_tokens, _, scored_loss_tokens = self._work(scored)
+        return MiniBatch(
+            plan=plan,
+            num_forward_only=num_forward_only,
+            loss_tokens_for_one=loss_tokens / max(scored_loss_tokens, 1),
+            unscored_tokens=tokens - scored_tokens,
+            batches=batches,
+        )
 
     def microbatches(self, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
         """Plan and pack the groups for forwards that read no credit. Returns this rank's micro-batches."""
         items = items_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
         return self._packed(self._plan(items), groups)
+
+    def _work(self, items: Sequence[Item]) -> tuple[int, int, int]:
+        members = [member for item in items for member in item]
+        return count_work(members, share_prompts=self.share_prompts)
 
     def _packed(
         self, plan: Plan, groups: Sequence[Group[Episode]], columns: Sequence[str] = ()
@@ -130,6 +154,35 @@ def items_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[It
         elif members:
             items.append(members)
     return items
+
+
+def draw(items: Sequence[Item], *, known: int) -> list[Item]:
+    """Returns the items without a gradient that are scored for the comparison with the sampler, in their order.
+
+    One in ONE_IN, and more until LEAST_TOKENS are compared. Chance chooses, by the prompts and the policy's version: the same on every
+    rank and after a resume.
+
+    Args:
+        known: fresh tokens of the optimizer step that have a gradient and are compared in any case.
+    """
+    names = [
+        (member.prompt.prompt_idx, member.episode.completion.policy_version)
+        for item in items
+        for member in item
+    ]
+    chosen: set[int] = set()
+    for i in np.random.default_rng(np.ravel(names)).permutation(len(items)):
+        if len(chosen) * ONE_IN >= len(items) and known >= LEAST_TOKENS:
+            break
+        chosen.add(i)
+        known += _fresh_tokens([items[i]])
+    return [item for i, item in enumerate(items) if i in chosen]
+
+
+def _fresh_tokens(items: Sequence[Item]) -> int:
+    """The sampled tokens of the newest weights, on which the gate compares trainer and sampler."""
+    masks = [member.episode.completion.fresh_mask for item in items for member in item]  # [L] each
+    return sum(map(np.count_nonzero, masks))
 
 
 def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[Group[Episode]]]:

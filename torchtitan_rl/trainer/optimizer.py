@@ -44,7 +44,7 @@ class AdamW(OwnConfig):
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """The results of one `Trainer.update`. All fields but the last three are the same on every rank."""
+    """The results of one `Trainer.update`. All fields but `packed_tokens`, `padding_tokens` and `metrics` are the same on every rank."""
 
     grad_norm: float
     """Gradient norm of the last optimizer step, before clipping."""
@@ -61,6 +61,8 @@ class UpdateReport:
     """Size of this rank's micro-batches, with padding."""
     padding_tokens: int
     """Padding in this rank's micro-batches."""
+    unscored_tokens: int
+    """Tokens of all passes and ranks without a forward: the objective has no gradient there, and other tokens were drawn for the checks."""
     metrics: list[dict[str, Metric]]
     """Metrics of the step's groups, of each of this rank's micro-batches, of the controllers and of the experts. Empty on
     all but the first tensor-parallel rank, because they compute the same values."""

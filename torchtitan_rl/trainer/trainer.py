@@ -175,8 +175,11 @@ class Trainer(Configurable):
                 `skip_nonfinite_updates` allows it, and after the last for a weight; on every rank.
         """
         config = self.config
+        # A controller's or a teacher's columns would be of those alone that chance draws.
+        score_all = config.score_all or bool(teacher or self.algorithm.controller_inputs)
         minibatches = [
-            self.batcher.minibatch(part) for part in split_groups(groups, config.num_minibatches)
+            self.batcher.minibatch(part, score_all=score_all)
+            for part in split_groups(groups, config.num_minibatches)
         ]
         from_engine = self.algorithm.policy_loss.from_engine
         scores_before: list[TokenScores] = []
@@ -215,6 +218,7 @@ class Trainer(Configurable):
             rank_tokens=rank_tokens,
             packed_tokens=packed_tokens,
             padding_tokens=packed_tokens - rank_tokens[self.dp_rank],
+            unscored_tokens=config.num_epochs * sum(made.unscored_tokens for made in minibatches),
             metrics=metrics if self.is_tp_leader else [],
         )
 
@@ -265,9 +269,14 @@ class Trainer(Configurable):
         numbers = [forward.out.tally.numbers() for forward in forwards]
         (loss, norm, *numbers), scores = _on_host([loss, norm, *numbers], scores)
         # Raises NonFiniteError on this rank alone if one of its tokens is not finite.
-        metrics: list[dict[str, Metric]] = []
-        for forward, values in zip(forwards, numbers, strict=True):
-            metrics.append(forward.out.read(values))
+        metrics = [
+            forward.out.read(values) for forward, values in zip(forwards, numbers, strict=True)
+        ]
+        for i in range(minibatch.num_forward_only):
+            metrics[i] = {
+                name: metric._replace(weight=metric.weight * minibatch.loss_tokens_for_one)
+                for name, metric in metrics[i].items()
+            }
         if teacher:
             for batch, own in zip(minibatch.batches, scores, strict=True):
                 teacher.keep_columns(batch, own.columns)

@@ -108,6 +108,10 @@ class TrainerConfig(Configurable.Config):
     compile_head: Literal[True, False, "auto"] = "auto"
     """torch.compile the passes over each tile of the output head's logits. "auto": on a GPU."""
 
+    score_all: bool = False
+    """Run the forward of every completion, also of those with a gradient of zeros, of which a step else compares 512 tokens and one
+    completion in 16 with the sampler."""
+
     skip_nonfinite_updates: int = number(0, least=0, remedy="0 stops at the first.")
     """Updates in a row that may be skipped, and counted as optimizer/skipped_updates, if the loss or the gradient is
     NaN or infinite. One more stops training, as do weights or moments that are not finite."""

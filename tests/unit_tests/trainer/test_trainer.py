@@ -12,11 +12,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
-from tests.parts.tiny_trainer import credited, scored_step, tiny_trainer, weights
+from tests.parts.tiny_trainer import MAX_TOKENS, credited, scored_step, tiny_trainer, weights
 from torchtitan_rl.algorithm import KL, Algorithm, TargetEntropy
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.run.checkpointer import policy_state
+from torchtitan_rl.trainer import minibatches
 from torchtitan_rl.trainer.gate import LogprobGateError
 from torchtitan_rl.trainer.teachers.frozen_models import Reference
 from torchtitan_rl.trainer.trainer import Trainer
@@ -105,6 +106,42 @@ def test_completions_with_advantage_zero_skip_the_backward(build, monkeypatch, e
     if epochs == 1:  # the loss's forward, which has the entropy, is of the policy that sampled
         kept = sum(e.logprob_diff.tokens["entropy"].sum() for e in flat(steps[0]) if e.in_loss)
         assert kept == pytest.approx(sums[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_completions_without_a_gradient_are_drawn_for_the_checks(build, monkeypatch, epochs):
+    """The same weights and loss bit for bit as with all of them, and means that stand for all tokens."""
+    monkeypatch.setattr(minibatches, "LEAST_TOKENS", 1)
+    monkeypatch.setattr(minibatches, "ONE_IN", 4)
+    some, whole = build(num_epochs=epochs), build(num_epochs=epochs, score_all=True)
+    steps = [credited(trainer) for trainer in (some, whole)]
+    reports = [trainer.update(groups) for trainer, groups in zip((some, whole), steps, strict=True)]
+    assert torch.equal(weights(some), weights(whole)) and reports[0].grad_norm == reports[1].grad_norm
+    assert reports[0].trained_tokens + reports[0].unscored_tokens == reports[1].trained_tokens
+    for key in ("loss/total", "policy/entropy"):
+        merged = [[m[key] for m in report.metrics if key in m] for report in reports]
+        values = [np.average([m.value for m in ms], weights=[m.weight for m in ms]) for ms in merged]
+        assert sum(m.weight for m in merged[0]) == sum(m.weight for m in merged[1])
+        assert values[0] == (values[1] if key == "loss/total" else pytest.approx(values[1], rel=0.05))
+    scored = [e.logprob_diff is not None for e in flat(steps[0]) if not e.credit.has_advantage]
+    assert (sum(scored), len(scored)) == (2, 6)
+
+
+def test_what_a_controller_reads_is_scored(build, monkeypatch):
+    monkeypatch.setattr(minibatches, "LEAST_TOKENS", 1)
+    trainer = build(Algorithm.Config(loss=TargetEntropy.Config()))
+    report = trainer.update(credited(trainer))
+    assert report.unscored_tokens == 0 < report.forward_only_tokens
+
+
+def test_a_small_step_is_scored_whole_and_a_large_one_by_chance():
+    groups = [Group(prompt=group.prompt, samples=group.samples) for group in scored_step(num_prompts=200)]
+    items = minibatches.items_of(draft_episodes(groups), whole_groups=False)
+    assert minibatches.draw(items[:40], known=0) == items[:40]  # 250 tokens
+    drawn = minibatches.draw(items, known=0)
+    assert sum(len(i[0].episode.completion.sampled_logprobs) for i in drawn) in range(512, 512 + MAX_TOKENS)
+    assert len(minibatches.draw(items, known=512)) == len(items) / 16
+    assert drawn == minibatches.draw(items, known=0) != items[: len(drawn)]
 
 
 def test_controllers_get_the_mean_over_all_micro_batches(build, monkeypatch):

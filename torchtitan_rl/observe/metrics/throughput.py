@@ -132,6 +132,8 @@ def perf_metrics(
         metrics["perf/forward_only_fraction"] = same_everywhere(
             update.forward_only_tokens / update.trained_tokens
         )
+        tokens = update.trained_tokens + update.unscored_tokens
+        metrics["perf/unscored_fraction"] = same_everywhere(update.unscored_tokens / tokens)
     if update.packed_tokens:
         share = update.padding_tokens / update.packed_tokens
         metrics["perf/padding_fraction"] = Metric(share, weight=update.packed_tokens)

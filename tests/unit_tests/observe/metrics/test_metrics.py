@@ -32,7 +32,8 @@ from torchtitan_rl.observe.observer import RunObserver, record_evaluation
 
 UPDATE = SimpleNamespace(
     grad_norm=0.5, clipped_fraction=0.25, learning_rate=1e-5, work=((1000, 2000, 1500), (500, 1000, 750)),
-    rank_tokens=[500, 700], trained_tokens=1200, forward_only_tokens=0, packed_tokens=1500, padding_tokens=300, metrics=[],
+    rank_tokens=[500, 700], trained_tokens=1200, forward_only_tokens=0, unscored_tokens=300, packed_tokens=1500,
+    padding_tokens=300, metrics=[],
 )  # fmt: skip
 STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
 SECONDS = {"generate": 2.0, "gather": 0.25, "train": 3.0, "sync": 0.5, "step": 5.0}
@@ -207,6 +208,7 @@ def test_optimizer_and_perf_metrics_follow_their_formulas():
         "perf/mfu": pytest.approx((8_000 + 2 * 4_000 - 3 * 500 - 750) / 40_000 / 3),  # less for frozen weights
         "perf/padding_fraction": 0.2,
         "perf/forward_only_fraction": 0,
+        "perf/unscored_fraction": 0.2,
         "perf/rank_imbalance": pytest.approx(700 / 600 - 1),
     }
 
