@@ -160,6 +160,8 @@ class Controller(Configurable):
         self.checkpoints = checkpoints
         self.stop_requested = stop_requested
         self._saved = False
+        self._stopped = 0
+        """The number of the signal that has ended training."""
 
     def run(self) -> int:
         """Train to the last step, or to the end of the step in which a stop is requested. Evaluate and save when due.
@@ -169,19 +171,18 @@ class Controller(Configurable):
         Returns: 0, or the number of the signal that asked it to stop.
         """
         self.stop_requested()
-        stopped = 0
         self._begin()
         last_step = self.config.num_steps
-        while self.state.step < last_step and not (stopped or self.evaluation.gives_up):
+        while self.state.step < last_step and not (self._stopped or self.evaluation.gives_up):
             self.state.step += 1
             with heartbeat(f"step {self.state.step}"):
                 self._step()
-            stopped = comm.largest(self.stop_requested())
-        if (stopped or self.evaluation.gives_up) and not self._saved:
+            self._stopped = comm.largest(self.stop_requested())
+        if (self._stopped or self.evaluation.gives_up) and not self._saved:
             self.checkpoints.save(self.state.step, last_step=True)
         self.observer.close()
         comm.barrier()  # the other ranks would take an early exit for a failure
-        return stopped
+        return self._stopped
 
     def evaluate_only(self) -> None:
         """Evaluate without training."""
@@ -345,6 +346,6 @@ class Controller(Configurable):
 
     def close(self) -> None:
         """Stop the reward functions and the engine, then the process group that it uses."""
-        self.sampler.close()
+        self.sampler.close(self._stopped)
         self.generator.close()
         comm.close_process_group()

@@ -31,8 +31,7 @@ class GeneratorRank:
         self._write_unfinished, self._stop_requested = write_unfinished, stop_requested
 
     def run(self) -> int:
-        """Carry out orders until the trainers have none left. Returns the number of the signal by which a generator's rank made
-        them stop, or 0."""
+        """Carry out orders until the trainers have none left. Returns the number of the signal by which they stopped, or 0."""
         self._stop_requested()
         try:
             order = self._link.order()

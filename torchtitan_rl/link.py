@@ -59,23 +59,22 @@ class Link:
         words = dist.PrefixStore("orders", store)
         self._words = ProcessGroupGloo(words, rank, size, timeout=LONGEST_WAIT)
         self.stopped = 0
-        """The signal that asks the job to end and has reached a generator's rank, 0 for none: the same on every rank."""
+        """The newest signal that asks the job to end of which the sides have told each other, 0 for none: the same on every rank."""
         self._weights = None
         if rank == 0 or self.samples:
             place = max(0, rank - first + 1)  # rank 0 sends
             weights = dist.PrefixStore("weights", store)
             self._weights = _device_group(weights, place, num_generators + 1, timeout)
 
-    def order(self, order: Order | None = None) -> Order | None:
-        """Returns the trainers' order on every rank of the job, which rank 0 gives; None: there are no more."""
+    def order(self, order: Order | None = None, stopped: int = 0) -> Order | None:
+        """Returns the trainers' order on every rank of the job, which rank 0 gives, with `stopped`; None: there are no more."""
         with waiting("idle_generator") if self.samples else nullcontext():
-            return self._say(order, 0)
+            return self._say(order, stopped, 0)
 
     def answer(self, value: Any = None, stopped: int = 0) -> Any:
         """Returns the generators' answer on every rank of the job, which their first rank gives, with `stopped`."""
         with nullcontext() if self.samples else waiting("idle_trainer"):
-            value, self.stopped = self._say((value, stopped), self._first)
-        return value
+            return self._say(value, stopped, self._first)
 
     def call(self, step: int, part: str, method: str, **arguments: Any) -> Any:
         """Give an order and wait for the answer. On the trainers."""
@@ -116,8 +115,10 @@ class Link:
             flat = torch.cat([tensor.flatten() for _, tensor in bucket])  # [elements]
             self._weights.broadcast(flat, 0).wait()
 
-    def _say(self, value: Any, root: int) -> Any:
-        return _broadcast(self._words, value, root, "cpu")
+    def _say(self, value: Any, stopped: int, root: int) -> Any:
+        value, stopped = _broadcast(self._words, (value, stopped), root, "cpu")
+        self.stopped = stopped or self.stopped
+        return value
 
 
 def _device_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:

@@ -93,7 +93,7 @@ class Sampler:
     def arrive(self) -> None:
         """Nothing has been begun."""
 
-    def close(self) -> None:
+    def close(self, stopped: int = 0) -> None:
         """Stop the reward functions."""
         self.grader.close()
 
@@ -195,9 +195,9 @@ class FarSampler:
             self._in_flight.carried = self._batch.carried
             self._under_way = False
 
-    def close(self) -> None:
-        """End the generators' ranks."""
-        self._link.order(None)
+    def close(self, stopped: int = 0) -> None:
+        """End the generators' ranks. stopped: the signal that has ended training, with which they end too."""
+        self._link.order(None, stopped)
 
     def state_dict(self) -> dict[str, Any]:
         """The groups that are sampled and not yet trained on, with what was recorded meanwhile, as text; None without any. A prompt is

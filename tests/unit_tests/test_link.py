@@ -145,6 +145,7 @@ def generate(link, rank):
     parts = {"part": Part(link, signals if rank == 3 else []), "sampler": ordered}
     generators = GeneratorRank(link, parts, None, lambda: None, lambda: max(signals, default=0))
     assert generators.run() == 15
+    assert generators.run() == 10
 
 
 def train(link, rank):
@@ -162,6 +163,8 @@ def train(link, rank):
     link.call(3, "part", "stop")
     assert link.stopped == 15  # on every trainer, though only the last generator got the signal
     link.order(None)
+    # A signal to trainers alone.
+    FarSampler(link, SimpleNamespace(), ahead=True, num_steps=9, record=None).close(10)
 
 
 def run(rank, port):
