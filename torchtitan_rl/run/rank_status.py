@@ -64,6 +64,8 @@ class RankStatus:
     """Seconds without progress after which the rank is late in this phase, and after which the job ends."""
     waits: bool = False
     """Whether it waits for ranks that work on something else: generators of their own, or their trainers."""
+    side: str = ""
+    """Its name for such a wait, by which trainers and generators differ; "" if all ranks do the same."""
     run_folder: str = ""
     """Where the launcher writes how a rank ended that cannot do so."""
     outcome: str = ""
@@ -115,7 +117,7 @@ class StatusFile(Listener):
         if kind != "waiting":
             yield
             return
-        self.update(waits=True)
+        self.update(waits=True, side=name)
         try:
             yield
         finally:
@@ -198,7 +200,7 @@ def stragglers(ranks: Sequence[RankStatus]) -> list[RankStatus]:
 
 
 def describe(ranks: Sequence[RankStatus], now: float) -> str:
-    """Which ranks hold up the others, in which phase and for how long, and which ranks wait.
+    """Which ranks hold up the others, in which phase and for how long, and which ranks wait. Those that do neither are left out.
 
     Example: "rank 1 (node3) in step 3: grade for 26 s; ranks 0, 2, 3 wait in step 3: gather"
     """
@@ -208,7 +210,8 @@ def describe(ranks: Sequence[RankStatus], now: float) -> str:
     text = f"{named(slow)} in {slow[0].phase} for {phase_s:.0f} s"
     if phase_s > quiet_s:
         text += f", without progress for {quiet_s:.0f} s"
-    if ahead := [status for status in ranks if status not in slow]:
+    others = [status for status in ranks if status not in slow]
+    if ahead := [status for status in others if status.waits or status.side == slow[0].side]:
         text += f"; {named(ahead)} {'wait' if len(ahead) > 1 else 'waits'} in {ahead[0].phase}"
     return text
 

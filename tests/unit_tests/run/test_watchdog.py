@@ -69,6 +69,9 @@ def test_the_rank_with_the_fewest_phase_changes_is_the_straggler(monkeypatch):
 def test_a_rank_that_waits_for_others_work_holds_up_nobody_unless_it_is_stopped(look, said, monkeypatch):
     trainer, generator = status(0, "step 3: train"), status(1, "step 3: idle_generator", changes=30_009, waits=True)
     assert stragglers([trainer, generator]) == [trainer]
+    assert describe([trainer, generator], 106.0).endswith("; rank 1 (node0) waits in step 3: idle_generator")
+    samples = replace(generator, phase="step 4: generate", waits=False, side="idle_generator")
+    assert describe([trainer, samples], 106.0) == "rank 0 (node0) in step 3: train for 6 s"
     assert look(9_000, generator, replace(generator, rank=2)).hung is None  # the trainers are on another node
     assert said == []
     monkeypatch.setattr(rank_status, "state", lambda pid: "T" if pid == generator.pid else "S")
@@ -124,7 +127,7 @@ def test_a_wait_for_others_work_is_not_the_ranks_own_time(monkeypatch):
     file = StatusFile(0)
     file.moved("step 1: idle_trainer")
     with file.during("waiting", "idle_trainer"):
-        assert file.status.waits
+        assert (file.status.waits, file.status.side) == (True, "idle_trainer")
         now += 300.0
     file.moved("step 1: train")
     assert file.status.notice_s == WatchdogLimits().notice_seconds
