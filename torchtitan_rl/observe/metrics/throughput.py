@@ -167,7 +167,8 @@ def time_shares(elapsed: Callable[[str], float]) -> dict[str, Metric]:
     seconds["other"] = max(0.0, total - sum(seconds.values()))
     shares = {f"share/{part}": Metric(s / total) for part, s in seconds.items()}
     waits = {side: elapsed(f"idle_{side}") for side in SIDES}
-    return shares | {f"idle/{side}": Metric(s / total) for side, s in waits.items() if s}
+    # A generator one step ahead may have waited through a longer step, with an evaluation.
+    return shares | {f"idle/{side}": Metric(min(1.0, s / total)) for side, s in waits.items() if s}
 
 
 class SplitNotice:
@@ -186,7 +187,7 @@ class SplitNotice:
         waits = [
             [step.get(f"idle/{side}", none).value for step in self._seen[1:]] for side in SIDES
         ]
-        idle = [min(1.0, fmean(values)) for values in waits]
+        idle = list(map(fmean, waits))
         now, ranks = self._config.ranks, self._config.ranks + self._trainers
 
         def step(n: int) -> float:

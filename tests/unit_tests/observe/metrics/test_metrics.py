@@ -221,6 +221,7 @@ def test_shares_of_a_step_and_of_the_save_before_it_sum_to_1():
     expected |= {"wait": 0.05, "other": 0.05}
     assert found == pytest.approx({f"share/{part}": share for part, share in expected.items()})
     assert time_shares(lambda phase: 0.0) == {}
+    assert time_shares(lambda phase: 3.0 * (phase == "idle_generator") or 1.0)["idle/generator"].value == 1
 
 
 @pytest.mark.parametrize(
