@@ -12,7 +12,7 @@ from torchtitan_rl.device import DEVICE_TYPE
 @contextmanager
 def only_rank() -> Iterator[None]:
     """Inside, this process is the only rank of its run. The group is gone afterwards, whatever went wrong."""
-    launched = {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    launched = {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}
     backend = "gloo" if DEVICE_TYPE == "cpu" else "cpu:gloo,cuda:nccl"
     with pytest.MonkeyPatch.context() as patch:
         for name, value in launched.items():

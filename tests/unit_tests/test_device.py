@@ -42,16 +42,21 @@ def test_triton_uses_exact_float32_products():
 
 
 @pytest.mark.skipif(not device.ON_CPU, reason="a GPU engine shares no such memory")
-def test_only_shared_memory_of_killed_runs_is_removed():
-    names = {which: Path(f"/dev/shm/-tp:0-[{ranks}]-cpushm_{which[0]}") for which, ranks in
-             {"1 mine": "90002-90003", "0 my sibling's": "90002-90003", "1 another replica's": "90000-90001"}.items()}  # fmt: skip
-    for path in names.values():
-        path.touch()
+def test_only_shared_memory_of_this_job_and_its_killed_runs_is_removed(monkeypatch):
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+
+    monkeypatch.setattr(_CPUSHMDistributed, "make_group_name", None)
+    paths = []
+    for job, ranks, rank in [("90", [2, 3], 1), ("90", [2, 3], 0), ("90", [0, 1], 1), ("91", [2, 3], 1)]:
+        patches.name_shared_memory(job)
+        group = SimpleNamespace(unique_name="tp:0", ranks=ranks)
+        paths.append(Path(f"/dev/shm/{_CPUSHMDistributed.make_group_name(group)}_{rank}"))  # as vLLM's C++ has it
+        paths[-1].touch()
     try:
-        start.unlink_shared_memory(range(90002, 90004), 1)
-        assert {which for which, path in names.items() if path.exists()} == {"0 my sibling's", "1 another replica's"}
+        start.unlink_shared_memory("90", range(2, 4), 1)
+        assert [path.exists() for path in paths] == [False, True, True, True]
     finally:
-        for path in names.values():
+        for path in paths:
             path.unlink(missing_ok=True)
 
 

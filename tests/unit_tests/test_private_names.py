@@ -47,6 +47,8 @@ NAMES = [
     Private("vllm.model_executor.layers.fused_moe.fused_moe_method_base:FusedMoEMethodBase#moe_kernel", "generator/patches.py", "lets a CPU engine's reload pack experts anew", True),
     Private("vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.isa", "generator/patches.py", "names the packing of experts on a CPU"),
     Private("vllm._custom_ops:cpu_prepack_moe_weight", "generator/patches.py", "packs row and column numbers, which shows how to unpack experts"),
+    Private("vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed", "generator/patches.py", "has the function below"),
+    Private("vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed.make_group_name", "generator/patches.py", "names the memory that a CPU engine's ranks share", True),
     Private("vllm._custom_ops:causal_conv1d_weight_pack", "generator/patches.py", "the same for convolutions"),
     Private("vllm.model_executor.layers.fused_moe.routed_experts_capturer:bind_routed_experts_capturer", "generator/patches.py", "lets a CPU engine's routers say what they chose"),
     Private("vllm.v1.worker.gpu_worker:Worker#model_runner", "generator/patches.py", "what the sampler and the routers did"),

@@ -121,6 +121,16 @@ def adapter_buffers(layer: nn.Module, number: int) -> tuple[Tensor, Tensor]:
     return layer.lora_a_stacked[number][0, 0], layer.lora_b_stacked[number][0, 0]
 
 
+def name_shared_memory(job: str) -> None:
+    """Let a CPU engine's ranks name the memory that they share after their job too. vLLM's name says which ranks, so two jobs that
+    start at once would take each other's."""
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+
+    _CPUSHMDistributed.make_group_name = staticmethod(
+        lambda group: f"{job}-{group.unique_name}-{group.ranks}"
+    )
+
+
 def replace_engine_parts(llm: "LLM", tokenizer: Any, stats: Any) -> None:
     """Replace an engine's tokenizer, which finds stop texts (SamplingConfig.stop), and its statistics.
 

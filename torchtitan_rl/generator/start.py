@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.generator.generator_config import GeneratorConfig
+from torchtitan_rl.generator.patches import name_shared_memory
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -48,7 +49,10 @@ def start_engine(config: GeneratorConfig, hf_assets_path: str, **options: Any) -
     degree = config.tensor_parallel_degree
     replica, rank_in_replica = divmod(dist.get_rank(), degree)
     siblings = range(replica * degree, (replica + 1) * degree)
-    unlink_shared_memory(siblings, rank_in_replica)  # left by a killed run
+    job = os.environ["MASTER_PORT"]
+    if ON_CPU:
+        name_shared_memory(job)
+    unlink_shared_memory(job, siblings, rank_in_replica)  # left by a killed run
     is_hybrid = import_engine_model(hf_assets_path)
     preloaded = os.environ.get("LD_PRELOAD", "")
     job_rank, os.environ["RANK"] = os.environ["RANK"], str(dist.get_rank())  # vLLM reads it
@@ -71,7 +75,7 @@ def start_engine(config: GeneratorConfig, hf_assets_path: str, **options: Any) -
     # A CPU engine names two libraries in it for worker processes, which it does not have here. Programs that rewards and
     # tools start would load them too.
     os.environ["LD_PRELOAD"] = preloaded
-    unlink_shared_memory(siblings, rank_in_replica)
+    unlink_shared_memory(job, siblings, rank_in_replica)
     return llm
 
 
@@ -110,14 +114,13 @@ def engine_options(config: GeneratorConfig) -> dict[str, Any]:
     return options
 
 
-def unlink_shared_memory(ranks: Sequence[int], rank_in_replica: int) -> None:
-    """Remove the name of the memory that this rank of a CPU engine shares with its other `ranks`. Mappings stay valid.
+def unlink_shared_memory(job: str, ranks: Sequence[int], rank_in_replica: int) -> None:
+    """Remove the names of the memory that this rank of a CPU engine shares with its other `ranks`. Mappings stay valid.
 
-    vLLM derives the name from the ranks alone and fails if it exists, so a killed run would block every later one.
+    vLLM fails if the name exists, so a killed run would block later ones with the same MASTER_PORT, which is `job`.
     """
-    ending = f"-[{'-'.join(map(str, ranks))}]-cpushm_{rank_in_replica}"
-    for path in Path("/dev/shm").glob("*-cpushm_*"):
-        if path.name.endswith(ending):
+    for path in Path("/dev/shm").glob(f"{job}-*"):
+        if path.name.endswith(f"-{list(ranks)}_{rank_in_replica}"):
             path.unlink(missing_ok=True)
 
 
