@@ -506,7 +506,6 @@ def _build_sampler(
         link,
         step_sampler,
         ahead=config.generator.ahead > 0,
-        num_steps=config.num_steps,
         record=observer.recorder.collector.add,
     )
     return far, {"in_flight": step_sampler, "ahead": far}

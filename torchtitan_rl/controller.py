@@ -231,12 +231,9 @@ class Controller(Configurable):
         scored: list[Group[ScoredCompletion]] = []
         missing = wanted
         for sampling_round in range(1 + self.algorithm.refill_rounds):
+            new = self.prompts.next_batch(self.sampler.num_new(missing), first_idx=len(scored))
             groups = self.sampler.training_groups(
-                self.prompts,
-                missing,
-                first_idx=len(scored),
-                round=sampling_round,
-                state=self._trainer_state(),
+                new, missing, round=sampling_round, state=self._trainer_state()
             )
             scored += self._checked(groups, split="train")
             missing = wanted - sum(credit.group_left_out(group) is None for group in scored)

@@ -16,7 +16,8 @@ from torchtitan_rl.link import Link, Order
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.trainer_state import TrainerState
 from torchtitan_rl.sampling import SamplingConfig
-from torchtitan_rl.stored import from_text, plain, to_text
+from torchtitan_rl.stored import from_text, to_text
+from torchtitan_rl.text import plain
 from torchtitan_rl.types import Completion, EvaluationPass, Group, Prompt, ScoredCompletion
 
 if TYPE_CHECKING:
@@ -44,29 +45,20 @@ class Sampler:
         self.generator, self.step_sampler, self.grader = generator, step_sampler, grader
         self._keep = keep
 
+    def num_new(self, needed: int) -> int:
+        """Returns how many new prompts `training_groups` asks for."""
+        return self.step_sampler.num_new(needed)
+
     def training_groups(
-        self,
-        stream: PromptStream,
-        needed: int,
-        *,
-        first_idx: int = 0,
-        round: int = 0,
-        state: TrainerState,
+        self, new: Sequence[Prompt], needed: int, *, round: int, state: TrainerState
     ) -> Scored:
-        """Returns `needed` groups of a training step, of the stream's next prompts. Collective.
+        """Returns `needed` groups of a training step. Collective.
 
         Args:
-            first_idx: the prompt_idx of the first new prompt.
+            new: `num_new` prompts.
             round: the number of the call within the step, part of the seed.
             state: what reward functions get to know of the run.
         """
-        new = stream.next_batch(self.step_sampler.num_new(needed), first_idx=first_idx)
-        return self.sample(new, needed, round=round, state=state)
-
-    def sample(
-        self, new: Sequence[Prompt], needed: int, *, round: int, state: TrainerState
-    ) -> Scored:
-        """`training_groups` of these new prompts."""
         step = state.global_step
         sampling = self.step_sampler.step_groups(new, needed, step=step, round=round)
         # Nothing is sampled yet: this replica's groups come as they get whole, while `_graded` takes them.
@@ -136,13 +128,7 @@ class FarSampler:
     the step before, so the weights are one update older."""
 
     def __init__(
-        self,
-        link: Link,
-        in_flight: InFlight,
-        *,
-        ahead: bool,
-        num_steps: int,
-        record: Callable[[Any], None],
+        self, link: Link, in_flight: InFlight, *, ahead: bool, record: Callable[[Any], None]
     ) -> None:
         """
         Args:
@@ -150,25 +136,20 @@ class FarSampler:
             record: adds what another rank has recorded to this rank's metrics.
         """
         self._link, self._in_flight, self._record = link, in_flight, record
-        self._ahead, self._num_steps = ahead, num_steps
-        self._under_way = False
+        self._ahead, self._under_way = ahead, False
         self._batch: Answered | None = None
         """The next step's groups, sampled and not yet trained on."""
 
+    def num_new(self, needed: int) -> int:
+        return self._in_flight.num_new(needed) if self._batch is None else 0
+
     def training_groups(
-        self,
-        stream: PromptStream,
-        needed: int,
-        *,
-        first_idx: int = 0,
-        round: int = 0,
-        state: TrainerState,
+        self, new: Sequence[Prompt], needed: int, *, round: int, state: TrainerState
     ) -> Scored:
+        if self._batch is None:
+            self._begin(new, needed, round=round, state=state)
+            self.arrive()
         batch, self._batch = self._batch, None
-        if batch is None:
-            self._order(stream, needed, first_idx=first_idx, round=round, state=state)
-            batch = self._link.answer()
-        self._in_flight.carried = batch.carried
         return [_at_step(group, state.global_step) for group in self._taken(batch)]
 
     def held_out_groups(
@@ -184,12 +165,11 @@ class FarSampler:
 
     def go_ahead(self, stream: PromptStream, needed: int, *, state: TrainerState) -> None:
         """Let the generators sample the groups of `state.global_step`, the next one, until `arrive`."""
-        if self._ahead and state.global_step <= self._num_steps:
-            self._order(stream, needed, state=state)
-            self._under_way = True
+        if self._ahead and state.global_step <= state.max_steps:
+            self._begin(stream.next_batch(self.num_new(needed)), needed, round=0, state=state)
 
     def arrive(self) -> None:
-        """Wait for what `go_ahead` has begun."""
+        """Wait for what has been begun."""
         if self._under_way:
             self._batch = self._link.answer()
             self._in_flight.carried = self._batch.carried
@@ -220,19 +200,10 @@ class FarSampler:
             groups = [Group(prompt=prompt_at(*place), samples=samples) for place, samples in stored]
             self._batch = Answered(groups, self._in_flight.carried, recorded)
 
-    def _order(
-        self,
-        stream: PromptStream,
-        needed: int,
-        *,
-        first_idx: int = 0,
-        round: int = 0,
-        state: TrainerState,
-    ) -> None:
-        new = stream.next_batch(self._in_flight.num_new(needed), first_idx=first_idx)
-        carried = self._in_flight.carried
-        asked = {"new": new, "carried": carried, "needed": needed, "round": round, "state": state}
-        self._link.order(Order(state.global_step, "sampler", "train", asked))
+    def _begin(self, new: Sequence[Prompt], needed: int, **asked: Any) -> None:
+        asked |= {"new": new, "carried": self._in_flight.carried, "needed": needed}
+        self._link.order(Order(asked["state"].global_step, "sampler", "train", asked))
+        self._under_way = True
 
     def _taken(self, batch: Answered) -> Scored:
         for recorded in batch.recorded:
@@ -262,7 +233,7 @@ class OrderedSampler:
 
     def train(self, carried: dict[int, Carried], state: TrainerState, **asked: Any) -> Answered:
         self._sampler.step_sampler.carried = carried
-        return self._answer(self._sampler.sample(state=state.on_this_rank(), **asked))
+        return self._answer(self._sampler.training_groups(state=state.on_this_rank(), **asked))
 
     def held_out(self, state: TrainerState, **asked: Any) -> Answered:
         return self._answer(self._sampler.held_out_groups(state=state.on_this_rank(), **asked))

@@ -12,17 +12,6 @@ from torchtitan_rl.types import Completion, ScoredCompletion, Trace, TurnRecord
 _TYPES = [Completion, ScoredCompletion, Trace, TurnRecord]
 
 
-def plain(value: Any) -> Any:
-    """Returns a value of JSON's types, with `str` of all others, such as a date."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, (np.generic, np.ndarray)):
-        return plain(value.tolist())
-    return value if type(value) in (str, int, float, bool, type(None)) else str(value)
-
-
 def to_text(value: Any) -> str:
     """Returns scored completions, plain values and arrays as text. Raises UnpicklingError if there is anything else."""
     data = io.BytesIO()

@@ -222,7 +222,7 @@ def test_reward_functions_are_told_the_step_the_runs_length_and_the_tokens_so_fa
 def test_one_rank_of_an_engine_grades_its_groups():
     run = Run(rank_in_replica=1)
     sampler = Sampler(run, run, run, run.keep)
-    assert sampler.training_groups(run, 2, state=TrainerState(global_step=1)) == []
+    assert sampler.training_groups(run.next_batch(2, first_idx=0), 2, round=0, state=TrainerState(global_step=1)) == []
 
 
 def test_stop_signal_ends_the_run_after_its_step_with_a_checkpoint():

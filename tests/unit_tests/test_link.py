@@ -77,7 +77,7 @@ class Samples:
     def __init__(self):
         self.step_sampler = SimpleNamespace(carried={})
 
-    def sample(self, new, needed, *, round, state):
+    def training_groups(self, new, needed, *, round, state):
         texts = [*(carried.text for carried in self.step_sampler.carried.values()), *(prompt.text for prompt in new)]
         self.step_sampler.carried = {needed: question(f"carried by step {state.global_step}")}
         return [group(f"{text} in step {state.global_step}.{round}") for text in texts[:needed]]
@@ -91,7 +91,7 @@ class Stream:
 
     taken = 0
 
-    def next_batch(self, size, *, first_idx):
+    def next_batch(self, size):
         self.taken += size
         return [question(f"prompt {i}") for i in range(self.taken - size, self.taken)]
 
@@ -113,9 +113,10 @@ def train_one_ahead(link):
     recorded, stream = [], Stream()
     in_flight = SimpleNamespace(carried={5: question("carried by a checkpoint")})
     in_flight.num_new = lambda needed: needed + 1 - len(in_flight.carried)
-    sampler = FarSampler(link, in_flight, ahead=True, num_steps=9, record=recorded.append)
+    sampler = FarSampler(link, in_flight, ahead=True, record=recorded.append)
     state = partial(TrainerState, max_steps=9)
-    first = sampler.training_groups(stream, 2, round=1, state=state(global_step=1))
+    new = stream.next_batch(sampler.num_new(2))
+    first = sampler.training_groups(new, 2, round=1, state=state(global_step=1))
     assert texts(first) == ["carried by a checkpoint in step 1.1", "prompt 0 in step 1.1"]
     assert recorded == ["rank 0", "rank 1"]  # of each generator
     sampler.go_ahead(stream, 2, state=state(global_step=2))
@@ -125,7 +126,8 @@ def train_one_ahead(link):
     assert [carried.text for carried in in_flight.carried.values()] == ["carried by step 2"]
     asked = {"sampling": None, "its_pass": "a pass", "state": state()}
     assert texts(sampler.held_out_groups([question("held out")], **asked)) == ["held out for a pass"]
-    second = sampler.training_groups(stream, 2, state=state(global_step=2))
+    assert sampler.num_new(2) == 0
+    second = sampler.training_groups([], 2, round=0, state=state(global_step=2))
     assert texts(second) == ["carried by step 1 in step 2.0", "prompt 2 in step 2.0"]
     assert recorded == ["rank 0", "rank 1"] * 3
 
@@ -164,7 +166,7 @@ def train(link, rank):
     assert link.stopped == 15  # on every trainer, though only the last generator got the signal
     link.order(None)
     # A signal to trainers alone.
-    FarSampler(link, SimpleNamespace(), ahead=True, num_steps=9, record=None).close(10)
+    FarSampler(link, SimpleNamespace(), ahead=True, record=None).close(10)
 
 
 def run(rank, port):

@@ -49,7 +49,7 @@ def far_sampler(ahead=True, record=None):
     in_flight = SimpleNamespace(
         carried={4: "a group"}, prompt_at=lambda place, idx, tokens: PROMPTS[place, idx, *tokens]
     )
-    return FarSampler(None, in_flight, ahead=ahead, num_steps=9, record=record)
+    return FarSampler(None, in_flight, ahead=ahead, record=record)
 
 
 def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
@@ -64,7 +64,8 @@ def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
     for each in (after, drops):
         each.load_state_dict(before.state_dict())
     assert drops._batch is None
-    (trained,) = after.training_groups(None, 1, state=TrainerState(global_step=7))
+    assert (after.num_new(1), before.num_new(1)) == (0, 0)
+    (trained,) = after.training_groups([], 1, round=0, state=TrainerState(global_step=7))
     assert (trained.prompt, versions(trained)) == (PROMPT, (6, [5, 5]))
     recorded = trainers.drain().values()
     assert (recorded["mine"], recorded["lengths/p50"]) == (2, 4)
@@ -74,7 +75,7 @@ def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
 
 def test_nothing_is_sampled_ahead_of_the_last_step():
     far = far_sampler()
-    far.go_ahead(None, 1, state=TrainerState(global_step=10))
+    far.go_ahead(None, 1, state=TrainerState(global_step=10, max_steps=9))
     far.arrive()
     assert far.state_dict() == {"batch": None}
 
@@ -84,7 +85,7 @@ def test_reward_functions_of_the_first_generator_count_as_rank_0_s(rank, monkeyp
     seen = []
     stub = SimpleNamespace(
         step_sampler=SimpleNamespace(carried={}),
-        sample=lambda *, state: seen.append(state),
+        training_groups=lambda *, state: seen.append(state),
         held_out_groups=lambda *, state: seen.append(state),
     )
     monkeypatch.setenv("LOCAL_RANK", str(rank + 2))

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchtitan_rl.stored import from_text, plain, to_text
+from torchtitan_rl.stored import from_text, to_text
+from torchtitan_rl.text import plain
 from torchtitan_rl.types import Completion, ScoredCompletion, Trace, TurnRecord
 
 
