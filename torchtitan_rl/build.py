@@ -75,7 +75,6 @@ from torchtitan_rl.sampler import FarSampler, OrderedSampler, Sampler
 from torchtitan_rl.state import RunState
 from torchtitan_rl.sync.in_process import InProcess
 from torchtitan_rl.sync.lora_engine import lora_options, lora_request
-from torchtitan_rl.sync.other_ranks import PART as ENGINES
 from torchtitan_rl.sync.other_ranks import OrderedEngine, OtherRanks
 from torchtitan_rl.sync.weight_sync import WeightSync
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
@@ -532,7 +531,7 @@ def _build_generator_rank(
     in_flight = config.in_flight.build(generator=generator, stream=prompts)
     sampler = Sampler(generator, in_flight, grader, unfinished.keep)
     parts = {
-        ENGINES: OrderedEngine(link, generator, lora),
+        "engines": OrderedEngine(link, generator, lora),
         "sampler": OrderedSampler(sampler, lambda: recorder.collector.drain().state_dict()),
     }
     write_unfinished = partial(recorder.write_unfinished, unfinished)

@@ -49,9 +49,12 @@ def validate(config: "RunConfig", *, world_size: int) -> Algorithm:
     with correctable("algorithm: building its parts raised"):
         algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     samples_training = algorithm.policy_loss.from_engine
-    expected = "0 with demonstrations: nothing is sampled"
-    own = config.generator.ranks
-    expect(samples_training or not own, "generator.ranks", own, expected, "Set 0.")
+    expected, own = "0 with demonstrations: nothing is sampled", config.generator.ranks
+    for field, count in {
+        "generator.ranks": own,
+        "in_flight.prompts": config.in_flight.prompts,
+    }.items():
+        expect(samples_training or not count, field, count, expected, "Set 0.")
     _check_evaluation(config, samples_training)
     _check_layout(config, world_size)
     _check_training_sampling(config)
@@ -63,10 +66,7 @@ def validate(config: "RunConfig", *, world_size: int) -> Algorithm:
     _check_minibatches(config)
     _check_reward_weights(config)
     if config.in_flight.prompts:
-        expected = "0 with demonstrations: nothing is sampled"
-        expect(samples_training, "in_flight.prompts", config.in_flight.prompts, expected, "Set 0.")
-        samplers = config.generator.ranks or world_size
-        _check_in_flight(config, samplers // config.generator.tensor_parallel_degree)
+        _check_in_flight(config, (own or world_size) // config.generator.tensor_parallel_degree)
     _check_objective(config, algorithm)
     check_teacher(config, algorithm.policy_loss)
     return algorithm

@@ -37,7 +37,7 @@ from torchtitan_rl.link import Link  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES, InProcess  # noqa: E402
-from torchtitan_rl.sync.other_ranks import PART, OrderedEngine, OtherRanks  # noqa: E402
+from torchtitan_rl.sync.other_ranks import OrderedEngine, OtherRanks  # noqa: E402
 from torchtitan_rl.sync.probe import distances  # noqa: E402
 from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSync, WeightSyncError  # noqa: E402
 from torchtitan_rl.types import FloatArray, IntArray, Prompt  # noqa: E402
@@ -93,7 +93,7 @@ class Engine:
 
     def carry_out_orders(self) -> None:
         """On ranks that have the engines of others. An error is answered; in a run it ends its rank, and the job."""
-        parts = {PART: OrderedEngine(self.link, self.generator, None), "engine": self}
+        parts = {"engines": OrderedEngine(self.link, self.generator, None), "engine": self}
         while (order := self.link.order()) is not None:
             value, errors = None, []
             try:

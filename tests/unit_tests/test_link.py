@@ -26,7 +26,7 @@ SHAPES = [(3,), (2, 4), (), (5, 5), (7,), (1, 3), (0,), (200,), (2, 2)]
 DTYPES = [torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float32]
 BUCKETS = [[0, 1, 2], [3], [4, 5, 6], [7], [8], []]
 """Of at most 100 bytes and one dtype, if no tensor alone is larger; the last ends the push."""
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=60)
 
 
 def weights():

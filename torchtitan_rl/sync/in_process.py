@@ -104,8 +104,8 @@ class InProcess:
         return dict(comm.all_gather_lists(list(faults.items())))
 
     def logprobs(self, probe: IntArray) -> list[FloatArray]:
-        """Returns the log-probabilities of probe[1:] of this rank's engine, [L - 1]."""
-        return [self._generator.prompt_logprobs(probe)]
+        """Returns the log-probabilities of probe[1:] of each rank's engine, [L - 1] each. Collective."""
+        return comm.all_gather_lists([self._generator.prompt_logprobs(probe)])
 
 
 def load_base(generator: Generator, weights: Weights) -> None:

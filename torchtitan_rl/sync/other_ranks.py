@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchtitan_rl import comm
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.link import Link, Order
@@ -14,9 +13,6 @@ from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.sync.engine_weights import Shapes
 from torchtitan_rl.sync.in_process import InProcess, Weights
 from torchtitan_rl.types import FloatArray, IntArray
-
-PART = "engines"
-"""Its name in orders."""
 
 
 class OtherRanks:
@@ -36,7 +32,8 @@ class OtherRanks:
         self._link, self.dtype = link, dtype
         self._has_adapter = lora is not None
         self._step = 0
-        self._call("connect", shapes=dict(shapes), adapter_shapes=dict(adapter_shapes))
+        both = {"shapes": dict(shapes), "adapter_shapes": dict(adapter_shapes)}
+        link.call(self._step, "engines", "connect", **both)
 
     def send(
         self, base: Weights | None, adapter: Weights, *, policy_version: int
@@ -44,7 +41,7 @@ class OtherRanks:
         """See `InProcess.send`. The first trainer's rank sends each block as it is gathered."""
         self._step = policy_version
         asked = {"sends_base": base is not None, "policy_version": policy_version}
-        self._link.order(Order(self._step, PART, "receive", asked))
+        self._link.order(Order(self._step, "engines", "receive", asked))
         if base is not None:
             self._link.send(base)
         if self._has_adapter:
@@ -53,22 +50,23 @@ class OtherRanks:
 
     def copies(self, side: int, *, packed: bool) -> Tensor:
         """See `InProcess.copies`."""
-        return self._call("copies", side=side, packed=packed).to(DEVICE_TYPE)
+        return self._ask("copies", side=side, packed=packed).to(DEVICE_TYPE)
 
     def checksums(self, side: int, *, packed: bool) -> Tensor:
         """See `InProcess.checksums`."""
-        return self._call("checksums", side=side, packed=packed).to(DEVICE_TYPE)
+        return self._ask("checksums", side=side, packed=packed).to(DEVICE_TYPE)
 
     def faults(self) -> dict[str, str]:
         """See `InProcess.faults`."""
-        return self._call("faults")
+        return self._ask("faults")
 
     def logprobs(self, probe: IntArray) -> list[FloatArray]:
-        """Returns the log-probabilities of probe[1:] of each rank's engine, [L - 1] each."""
-        return self._call("logprobs", probe=probe)
+        """See `InProcess.logprobs`."""
+        return self._ask("logprobs", probe=probe)
 
-    def _call(self, method: str, **arguments: Any) -> Any:
-        return self._link.call(self._step, PART, method, **arguments)
+    def _ask(self, question: str, **arguments: Any) -> Any:
+        asked = {"question": question, "arguments": arguments}
+        return self._link.call(self._step, "engines", "ask", **asked)
 
 
 class OrderedEngine:
@@ -86,14 +84,7 @@ class OrderedEngine:
         adapter = self._link.receive() if self._lora else ()
         return self._engine.send(base, adapter, policy_version=policy_version)
 
-    def copies(self, side: int, *, packed: bool) -> Tensor:
-        return self._engine.copies(side, packed=packed).cpu()
-
-    def checksums(self, side: int, *, packed: bool) -> Tensor:
-        return self._engine.checksums(side, packed=packed).cpu()
-
-    def faults(self) -> dict[str, str]:
-        return self._engine.faults()
-
-    def logprobs(self, probe: IntArray) -> list[FloatArray]:
-        return comm.all_gather_lists(self._engine.logprobs(probe))
+    def ask(self, question: str, arguments: dict[str, Any]) -> Any:
+        """Returns what this method of `InProcess` returns, on the CPU."""
+        answer = getattr(self._engine, question)(**arguments)
+        return answer.cpu() if isinstance(answer, Tensor) else answer

@@ -131,12 +131,9 @@ class WeightSync(Configurable):
     def _missing(self, sent: Collection[str], *, sends_base: bool) -> dict[str, str]:
         """Returns {name: fault} of tensors that were not sent, or for which the engine has no adapter."""
         missing: dict[str, str] = {}
-        for side in range(len(self._sides))[0 if sends_base else 1 :]:
-            policy, copies_of_names = (
-                self._sides[side],
-                self._engine.copies(side, packed=True).tolist(),
-            )
-            for name, copies in zip(policy.shapes, copies_of_names, strict=True):
+        for side in range(0 if sends_base else 1, len(self._sides)):
+            copies_of_names = self._engine.copies(side, packed=True).tolist()
+            for name, copies in zip(self._sides[side].shapes, copies_of_names, strict=True):
                 if copies and name not in sent:
                     missing[name] = NOT_SENT
                 elif not copies and is_adapter(name):
@@ -209,13 +206,9 @@ class WeightSync(Configurable):
 
     def _disagreement(self, answers: Sequence[FloatArray], exact: FloatArray) -> str:
         """Returns by how much an engine differs too much; "" if none does. [L - 1] each. Collective."""
-        differences: list[str] = []
-        for answer in answers:
-            difference = disagreement(
-                answer, exact, self._noise, self._coarser, self.config.max_diff
-            )
-            differences += [difference] if difference else []
-        return next(iter(comm.all_gather_lists(differences)), "")
+        limits = self._noise, self._coarser, self.config.max_diff
+        differences = [disagreement(answer, exact, *limits) for answer in answers]
+        return next(filter(None, comm.all_gather_lists(differences)), "")
 
     def _drift(self) -> str:
         """Says which of the policy's replicas are unequal, with a space at the end; else "". Collective."""

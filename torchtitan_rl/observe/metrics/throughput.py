@@ -176,18 +176,17 @@ class SplitNotice:
 
     def __init__(self, config: "GeneratorConfig", trainers: int) -> None:
         self._config, self._trainers = config, trainers
-        self._seen: list[Mapping[str, Metric]] = []
+        self._seen: list[list[float]] = []
+        """The idle shares of the first 12 steps, by side."""
 
     def see(self, shares: Mapping[str, Metric]) -> None:
         """Counts a step, given its `time_shares`."""
-        self._seen = [*self._seen, shares][:12]
+        none = Metric(0.0)  # of a side that did not wait
+        idle = [shares.get(f"idle/{side}", none).value for side in SIDES]
+        self._seen = [*self._seen, idle][:12]
         if len(self._seen) != 11:  # the first step is unlike others
             return
-        none = Metric(0.0)  # of a side that did not wait
-        waits = [
-            [step.get(f"idle/{side}", none).value for step in self._seen[1:]] for side in SIDES
-        ]
-        idle = list(map(fmean, waits))
+        idle = [fmean(values) for values in zip(*self._seen[1:], strict=True)]
         now, ranks = self._config.ranks, self._config.ranks + self._trainers
 
         def step(n: int) -> float:
