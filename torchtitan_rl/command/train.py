@@ -142,11 +142,7 @@ def train_run(
         stop = StopSignal()
         cleanup.callback(stop.restore)
         controller = build_run(
-            config,
-            folder.path,
-            resolved=resolved,
-            resume=resume,
-            stop_requested=stop.requested,
+            config, folder.path, resolved=resolved, resume=resume, stop_requested=stop.requested
         )
         cleanup.callback(close_parts, controller)
         if not keeps_record:

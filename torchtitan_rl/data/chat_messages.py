@@ -24,10 +24,7 @@ def render_chat(tokenizer: Any, messages: Sequence[Message], **options: Any) -> 
 
 
 def left_out(
-    render: Render,
-    messages: Sequence[Message],
-    tools: Tools | None,
-    template: str,
+    render: Render, messages: Sequence[Message], tools: Tools | None, template: str
 ) -> str:
     """Returns what the template does not write, in words; "" if it writes everything. It renders the messages once more.
 

@@ -12,11 +12,7 @@ from jinja2 import TemplateError
 from torchtitan.config import Configurable
 
 from torchtitan_rl.data.chat_messages import Message, Tools, left_out, render_chat
-from torchtitan_rl.data.demonstration import (
-    chat_segments,
-    plain_segments,
-    tokenized,
-)
+from torchtitan_rl.data.demonstration import chat_segments, plain_segments, tokenized
 from torchtitan_rl.data.task import Example, Task, may_answer
 from torchtitan_rl.data.template import special_tokens
 from torchtitan_rl.data.tool_schemas import tool_schemas

@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torchtitan.models.common import (
-    CosSinRoPE,
-    Embedding,
-    Linear,
-    RMSNorm,
-    RoPE,
-    TransformerBlock,
-)
+from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm, RoPE, TransformerBlock
 from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.common.config_utils import (
     get_attention_config,

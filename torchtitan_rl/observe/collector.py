@@ -83,11 +83,7 @@ class Collection:
 class Collector(Listener):
     """Keeps what this rank records, from any thread. `drain` reduces it to a Collection and starts the next one."""
 
-    def __init__(
-        self,
-        selection: Selection,
-        leave_out_columns: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, selection: Selection, leave_out_columns: Sequence[str] = ()) -> None:
         """`leave_out_columns`: patterns of the columns that no table holds."""
         self._selection = selection
         self._leaves_out = functools.cache(

@@ -185,11 +185,7 @@ def _optional_columns(prompt: "Prompt", episode: "Episode") -> Row:
         row["conversation"] = _conversation(episode)
     if len(completion.traces) > 1:
         row["traces"] = _traces(episode)
-    columns = {
-        "reward": scored.reward_breakdown,
-        "extra": scored.extra,
-        "example": prompt.columns,
-    }
+    columns = {"reward": scored.reward_breakdown, "extra": scored.extra, "example": prompt.columns}
     for kind, cells in columns.items():
         row |= {f"{kind}/{name}": cell for name, cell in cells.items()}
     return row

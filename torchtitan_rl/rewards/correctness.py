@@ -31,10 +31,7 @@ def math_answer(completions, expected_answer, **_):
     A comparison is killed after 4 s of CPU time, and counts as wrong.
     """
     return _scores(
-        completions,
-        expected_answer,
-        equal_math,
-        lambda expected: expected and is_math(expected),
+        completions, expected_answer, equal_math, lambda expected: expected and is_math(expected)
     )
 
 

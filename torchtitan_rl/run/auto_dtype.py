@@ -29,10 +29,7 @@ def set_dtypes(config: "RunConfig") -> str:
     if FOR_CPU and not _multiplies_bfloat16():
         dtype, why = "float32", ", as this CPU has no instructions for bfloat16"
     line, slow = "", []
-    fields = {
-        "generator.dtype": config.generator,
-        "trainer.mixed_precision_param": config.trainer,
-    }
+    fields = {"generator.dtype": config.generator, "trainer.mixed_precision_param": config.trainer}
     for name, part in fields.items():
         field = name.partition(".")[2]
         if getattr(part, field) == "auto":

@@ -14,11 +14,7 @@ from torchtitan_rl.data.table import Table, table_of
 from torchtitan_rl.data.task import Example, Faults, RewardFunction
 from torchtitan_rl.data.tool_schemas import Tool
 from torchtitan_rl.data.turns import Environment, environment_reward
-from torchtitan_rl.environments.harbor.sandbox import (
-    SandboxConfig,
-    chosen_engine,
-    open_sandbox,
-)
+from torchtitan_rl.environments.harbor.sandbox import SandboxConfig, chosen_engine, open_sandbox
 from torchtitan_rl.environments.harbor.shell import SandboxAgent, Shell, bash_tool
 from torchtitan_rl.environments.harbor.task_folder import LeftOut, read_instruction
 from torchtitan_rl.errors import expect
