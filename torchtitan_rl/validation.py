@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 def validate(config: "RunConfig", *, world_size: int) -> Algorithm:
     """Check values and combinations. Returns the objective, which is built for it.
 
-    Raises:
-        UserError: naming the field, the value, what was expected and the remedy.
+    Raises UserError, naming the field, the value, what was expected and the remedy.
     """
     example = "one, for example task=SumDigits.Config()"
     expect(config.task is not None, "task", None, example, "The config function must set it.")
@@ -113,8 +112,7 @@ def _check_evaluation(config: "RunConfig", samples_training: bool) -> None:
 def check_model(config: "RunConfig", *, world_size: int) -> None:
     """Check that degrees and lengths fit the model. It is known from the start's folder or recipe.
 
-    Raises:
-        UserError: as `validate`.
+    Raises UserError as `validate`.
     """
     from torchtitan_rl.models.hf_decoder import check_other_parts, check_parallelism
     from torchtitan_rl.models.mixture_of_experts import check_mixture

@@ -57,8 +57,7 @@ class Chat:
             settings: `system_prompt`, and fields of `SamplingConfig`. Without them a run's prompts and the sampling of its
                 evaluations count; a model's folder has no system prompt, and its answers are greedy.
 
-        Raises:
-            UserError: if the run has no such checkpoint, or a setting is wrong.
+        Raises UserError if the run has no such checkpoint, or a setting is wrong.
         """
         stored = json.loads((folder / "config.json").read_text())
         is_run, changed = "hf_assets_path" in stored, settings.keys() & {"system_prompt"}

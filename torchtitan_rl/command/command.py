@@ -133,8 +133,7 @@ def _check(arguments: Sequence[str]) -> None:
 def training(arguments: Sequence[str]) -> list[str]:
     """Returns the module and arguments that train, or that answer a question. Sets the variables that ranks read.
 
-    Raises:
-        UserError: if NODE_RANK or MASTER_ADDR is missing for several nodes, or a GPU run lacks a compiler.
+    Raises UserError if NODE_RANK or MASTER_ADDR is missing for several nodes, or a GPU run lacks a compiler.
     """
     environment, is_gpu = os.environ, environment_kind() == "gpu"
     if environment.get("NO_COLOR"):

@@ -40,8 +40,7 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     Args:
         merged: with LoRA, write the merged model and not an adapter folder.
 
-    Raises:
-        UserError: if the run, its checkpoint or its starting folder is missing, or `output` is not empty.
+    Raises UserError if the run, its checkpoint or its starting folder is missing, or `output` is not empty.
     """
     is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
     expect(is_free, "--output", str(output), "a new folder", "Name another.")
@@ -72,8 +71,7 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
 def exported(folder: Path, step: int | None) -> Iterator[Path]:
     """Yields the folder of a model: `folder` itself or, for a run, its checkpoint, exported for the time of the context.
 
-    Raises:
-        UserError: as `export`, and for a step of a model's folder.
+    Raises UserError as `export`, and for a step of a model's folder.
     """
     is_run = "hf_assets_path" in json.loads((folder / "config.json").read_text())
     expected = "a run's checkpoint, as a model's folder has no steps"

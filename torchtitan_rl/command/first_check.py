@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def check_at_once(config: "RunConfig") -> None:
     """Check fields and their combinations, the start's folder, sinks, reward functions, and small files of rows.
 
-    Raises:
-        UserError: naming the field, the value, what was expected and the remedy.
+    Raises UserError, naming the field, the value, what was expected and the remedy.
     """
     config = copy.deepcopy(config)
     set_dtypes(config)

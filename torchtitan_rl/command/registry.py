@@ -48,8 +48,7 @@ _SWITCHES = ("--list-configs", "--print-config", "--dry-run", "--preview")
 def config_functions() -> dict[str, ConfigFunction]:
     """All public functions defined in modules of configs/, by name.
 
-    Raises:
-        UserError: if a module cannot be imported, or two functions have one name.
+    Raises UserError if a module cannot be imported, or two functions have one name.
     """
     from torchtitan_rl import configs
 
@@ -69,8 +68,7 @@ def config_functions() -> dict[str, ConfigFunction]:
 def config_function(name: str) -> ConfigFunction:
     """The config function of a registered name, or of a reference such as path/to/file.py:function.
 
-    Raises:
-        UserError: with similar names, if there is none.
+    Raises UserError, with similar names, if there is none.
     """
     if _is_reference(name):
         return load_function(name, "--config")

@@ -38,8 +38,7 @@ def serve(
     Args:
         server_options: further options of vLLM's server.
 
-    Raises:
-        UserError: as `exported`.
+    Raises UserError as `exported`.
     """
     for name, value in (("PYTHONWARNINGS", "ignore"), ("TORCH_CPP_LOG_LEVEL", "ERROR")):
         os.environ.setdefault(name, value)  # for the engine's process

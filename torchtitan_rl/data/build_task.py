@@ -6,11 +6,7 @@ from torchtitan_rl.fields.references import tried
 
 
 def build_task(config: Task.Config) -> Task:
-    """Build the task.
-
-    Raises:
-        UserError: if a method of a user's task raises, or gives no examples or other ones at each call.
-    """
+    """Build the task. Raises UserError if a method of a user's task raises, or gives no examples or other ones at each call."""
     task = tried(config, "build")
     for member in dict.fromkeys(tried(task, "members").values()):
         _check_examples(member)

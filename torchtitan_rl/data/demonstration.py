@@ -38,9 +38,8 @@ def chat_segments(
         opened: the prompt, rendered from `messages`, up to where the assistant's turn begins.
         render: renders messages with the chat template; takes `add_generation_prompt`.
 
-    Raises:
-        ValueError: if an assistant's message is not rendered as the prompt opens it, a message changes the text before it, or
-            the template adds an empty block of thinking before the thinking in a message's content.
+    Raises ValueError if an assistant's message is not rendered as the prompt opens it, a message changes the text before it,
+    or the template adds an empty block of thinking before the thinking in a message's content.
     """
     history, written = list(messages), opened
     segments: list[tuple[str, bool]] = []
@@ -105,8 +104,7 @@ def tokenized(
 
     An assistant's turn is learned up to its first end token. What a template writes after it is not.
 
-    Raises:
-        ValueError: if a turn to learn has no end token, or there is none.
+    Raises ValueError if a turn to learn has no end token, or there is none.
     """
     token_ids: list[int] = []
     mask: list[bool] = []

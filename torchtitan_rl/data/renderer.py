@@ -114,10 +114,7 @@ class PromptRenderer(Configurable):
                 self._check_template()
 
     def prompt(self, example: Example) -> Prompt:
-        """Returns the example as a prompt with prompt_idx 0.
-
-        Raises Refused or another UserError if it cannot.
-        """
+        """Returns the example as a prompt with prompt_idx 0. Raises Refused or another UserError if it cannot."""
         [prompt] = self.prompts([example])
         if isinstance(prompt, UserError):
             raise prompt

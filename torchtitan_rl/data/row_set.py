@@ -65,10 +65,7 @@ class RowSet:
         return other
 
     def describe(self, what: str) -> str:
-        """Returns a summary.
-
-        Example: "data.jsonl: 95 rows for training; left out: 3 without an answer (rows 4, 9, 17)".
-        """
+        """Returns a summary. Example: "data.jsonl: 95 rows for training; left out: 3 without an answer (rows 4, 9, 17)"."""
         kept = f"{self.table.name}: {row_count(len(self.kept))} {what}"
         left_out = [
             f"{len(numbers):,} {reason} ({row_numbers(numbers)})"

@@ -107,8 +107,7 @@ def load_table(
 ) -> Table:
     """Returns the rows of a file, of a folder's files for that split, or of a data set on the hub.
 
-    Raises:
-        UserError: naming `field` and the remedy, if the path does not exist or has no rows.
+    Raises UserError, naming `field` and the remedy, if the path does not exist or has no rows.
     """
     expect(bool(path), field, path, "rows to train on", _REMEDY)
     place = Path(from_caller(str(Path(path).expanduser())))
@@ -235,10 +234,7 @@ def _load_from_hub(path: str, subset: str, split: str) -> "Dataset":
 
 
 def download(path: str, subset: str, split: str, field: str) -> None:
-    """Downloads a data set in a separate process, because this one runs its libraries offline.
-
-    Progress is on stderr.
-    """
+    """Downloads a data set in a separate process, because this one runs its libraries offline. Progress is on stderr."""
     from torchtitan_rl import HUB_OFFLINE
 
     command = [sys.executable, "-c", f"from {__name__} import _main; _main()", path, subset, split]

@@ -11,8 +11,7 @@ Tool = Callable[..., Any]
 def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Returns the tools' JSON schemas in the form that chat templates expect.
 
-    Raises:
-        UserError: if two tools have the same name, or an argument has no type hint or no description.
+    Raises UserError if two tools have the same name, or an argument has no type hint or no description.
     """
     from transformers.utils import get_json_schema
 

@@ -275,10 +275,7 @@ class EnvironmentPool:
         self._call(index, self._sessions[index].step)
 
     def answers(self, *, wait: bool, all: bool) -> list[Answer]:
-        """Returns the answers that have arrived, sorted by index.
-
-        `wait`: at least one. `all`: every outstanding one.
-        """
+        """Returns the answers that have arrived, sorted by index. `wait`: at least one. `all`: every outstanding one."""
         answers: list[Answer] = []
         while True:
             self._open_waiting()
@@ -363,10 +360,7 @@ class EnvironmentPool:
         )
 
     def _failed(self, index: int, error: BaseException) -> str:
-        """Closes the environment and returns a description of the error.
-
-        Raises ConversationError if on_failure is raise.
-        """
+        """Closes the environment and returns a description of the error. Raises ConversationError if on_failure is raise."""
         overdue = isinstance(error, _Overdue)
         if overdue:
             reason = f"took longer than conversations.call_seconds, {self._call_seconds:g} s"

@@ -175,10 +175,7 @@ def check_types(tool: Tool, arguments: Mapping[str, Any]) -> None:
 
 
 def result_text(result: Any) -> str:
-    """Returns a tool's result as text: a string as it is, anything else as JSON.
-
-    Raises TypeError if neither is possible.
-    """
+    """Returns a tool's result as text: a string as it is, anything else as JSON. Raises TypeError if neither is possible."""
     if isinstance(result, str):
         return result
     try:

@@ -25,8 +25,7 @@ def call_parser(
     Args:
         schemas: the tools' JSON schemas; some formats need them to know an argument's type.
 
-    Raises:
-        UserError: if there is no such parser, or it cannot be used with this tokenizer.
+    Raises UserError if there is no such parser, or it cannot be used with this tokenizer.
     """
     if name == "auto":
         return parse_calls

@@ -31,8 +31,7 @@ def check_fields(config: Any, path: str = "") -> None:
 
     Python does not check what a config function assigns, such as None, a class or a text in the place of a config.
 
-    Raises:
-        UserError: names the field by its full `path`.
+    Raises UserError, naming the field by its full `path`.
     """
     for declared in fields(config):
         name = f"{path}.{declared.name}".lstrip(".")
@@ -125,8 +124,7 @@ def _remedy(declared: Field) -> str:
 
 
 def parts(value: Any) -> Iterable[tuple[str, Any]]:
-    """(key, value) for each item of a dict, ("", value) for each item of a list or tuple, ("", value) for any other
-    value."""
+    """(key, value) for each item of a dict, ("", value) for each item of a list or tuple, ("", value) for any other value."""
     if isinstance(value, dict):
         return value.items()
     items = value if isinstance(value, (list, tuple)) else [value]

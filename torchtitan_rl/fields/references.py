@@ -74,8 +74,7 @@ def load_reward(reference: str) -> tuple[str, Callable[..., Any]]:
 
     place:function, place:factory(keyword=value, ...), or name=either of them, with literal values.
 
-    Raises:
-        UserError: naming `grader.rewards`.
+    Raises UserError, naming `grader.rewards`.
     """
     field, match = "grader.rewards", _REWARD.fullmatch(reference)
     if match is None:

@@ -176,8 +176,7 @@ def _tiles(
 
 
 def _normalized(logits: list[Tensor], log_totals: Tensor) -> list[Tensor]:
-    """Logits of student and teacher [C, R], overwritten, and their log-sums [2, C] -> log-probabilities, [C, R]
-    each."""
+    """Logits of student and teacher [C, R], overwritten, and their log-sums [2, C] -> log-probabilities, [C, R] each."""
     student, teacher = logits
     of_student, of_teacher = log_totals[:, :, None]  # [C, 1] each
     return [student.sub_(of_student), teacher.sub_(of_teacher)]

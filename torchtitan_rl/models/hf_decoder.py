@@ -296,11 +296,7 @@ def parallelize_hf(model: HFDecoder, **options: Any) -> HFDecoder:
 
 
 def check_parallelism(config: Decoder.Config, degree: int) -> None:
-    """Check that the trainer's tensor parallelism is off for transformers' models.
-
-    Raises:
-        UserError: naming the field.
-    """
+    """Check that the trainer's tensor parallelism is off for transformers' models. Raises UserError, naming the field."""
     if not isinstance(config, HFDecoder.Config):
         return
     field = "trainer.parallelism.tensor_parallel_degree"
@@ -320,8 +316,7 @@ def check_other_parts(
 ) -> None:
     """Check that the engine computes a model of transformers as its layers do, and that its weights can be proven.
 
-    Raises:
-        UserError: naming the field.
+    Raises UserError, naming the field.
     """
     if not isinstance(config, HFDecoder.Config):
         return

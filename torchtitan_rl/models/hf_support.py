@@ -36,8 +36,7 @@ MERGED = {"qkv_proj", "gate_up_proj", "in_proj_qkv"}
 def examine(config: "PretrainedConfig", architecture: str) -> dict[str, Any]:
     """Returns the fields of `HFDecoder.Config` that follow from the model's code. Builds the model on the meta device.
 
-    Raises:
-        Unsupported: naming what this trainer does not compute.
+    Raises Unsupported, naming what this trainer does not compute.
     """
     _check_config(config, architecture)
     try:

@@ -67,11 +67,7 @@ def check_linear(
     *,
     on_cpu: bool,
 ) -> None:
-    """Check the settings of a model with linear layers.
-
-    Raises:
-        UserError: naming the field.
-    """
+    """Check the settings of a model with linear layers. Raises UserError, naming the field."""
     whose = f"for {config.model_type}, which has linear layers"
     expected = f"False {whose}: it is not tested"
     expect(not trainer.compile, "trainer.compile", True, expected, "Leave it off.")

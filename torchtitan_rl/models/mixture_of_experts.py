@@ -93,8 +93,7 @@ def check_mixture(
 ) -> None:
     """Check the degrees and settings of a mixture of experts, and that a dense model has no expert parallelism.
 
-    Raises:
-        UserError: naming the field, the value, what was expected and the remedy.
+    Raises UserError, naming the field, the value, what was expected and the remedy.
     """
     entries = mixture_entries(model.layers)
     if not entries:

@@ -62,8 +62,7 @@ def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> None:
 def print_results(folder: Path, step: int) -> None:
     """Prints, on rank 0, what `write_results` wrote: the measures, with 95 % intervals, and up to five wrong answers.
 
-    Raises:
-        TrainingStopped: if there is nothing, as on a full disk.
+    Raises TrainingStopped if there is nothing, as on a full disk.
     """
     from torchtitan_rl.observe.panels import (
         evaluation_measures,

@@ -134,8 +134,7 @@ def find_resume(resume: str, run_folder: Path) -> Resume | None:
     The run's own checkpoints come before those of the run that it was forked from, so that the same command continues an
     interrupted fork.
 
-    Raises:
-        UserError: naming every checkpoint that was checked and why it cannot be used.
+    Raises UserError, naming every checkpoint that was checked and why it cannot be used.
     """
     check_form(resume)
     own = CheckpointFolder(run_folder)

@@ -90,8 +90,7 @@ class Checkpointer(Configurable):
     def load(self, checkpoint: Path) -> None:
         """Restore everything from a verified checkpoint folder. Collective.
 
-        Raises:
-            UserError: if its tensors are not this run's, or its adapter belongs to another base.
+        Raises UserError if its tensors are not this run's, or its adapter belongs to another base.
         """
         base = manifest.read(checkpoint).get("base", "")
         expect(
@@ -111,9 +110,8 @@ class Checkpointer(Configurable):
 
         Called after every step. The first call sets later checkpoints aside: a start that fails before leaves all as it was.
 
-        Raises:
-            TrainingStopped: on every rank, if the folder is gone, or if the disk is still full after another interval or at
-                the last step.
+        Raises TrainingStopped, on every rank, if the folder is gone, or if the disk is still full after another interval or
+        at the last step.
         """
         self._check_folder()
         self._set_later_aside(step)

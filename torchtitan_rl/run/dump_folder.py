@@ -24,8 +24,7 @@ _MADE_BEFORE = {*_PARTS, "lost+found"}
 def check_dump_folder(folder: str) -> None:
     """Check that `folder` is new, empty or a run's own. Writes nothing. An empty text is a new folder under outputs/.
 
-    Raises:
-        UserError: naming `dump_folder` and what is in the folder.
+    Raises UserError, naming `dump_folder` and what is in the folder.
     """
     expected, remedy = "a path, no URL", "Pass a folder that every node can write to."
     expect("://" not in folder, "dump_folder", folder, expected, remedy)
@@ -64,8 +63,7 @@ def new_folder(name: str) -> Path:
 def lock(folder: Path) -> IO[str]:
     """Make a run's folder, if it is missing, and lock it until the returned file is closed or this process ends.
 
-    Raises:
-        UserError: if a run may not write there (see `check_dump_folder`), or another run is using it.
+    Raises UserError if a run may not write there (see `check_dump_folder`), or another run is using it.
     """
     check_dump_folder(str(folder))
     with explained(folder):

@@ -32,8 +32,7 @@ def is_hub_name(text: str) -> bool:
 def folder_of(name: str) -> Path:
     """The folder of a model in this node's cache. If it is missing, one process downloads it and all others wait for the whole of it.
 
-    Raises:
-        UserError: naming `hf_assets_path`, if the hub does not have the model, does not give it or cannot be reached.
+    Raises UserError, naming `hf_assets_path`, if the hub does not have the model, does not give it or cannot be reached.
     """
     if packaged_model.is_packaged(name):
         return packaged_model.folder_of(name)

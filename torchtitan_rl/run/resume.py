@@ -154,8 +154,7 @@ def choose_resume(config: "RunConfig", fields: dict[str, Any], run_folder: Path)
 
     Returns: None for a new run.
 
-    Raises:
-        UserError: if no checkpoint can be used, or if a binding field of the config has changed.
+    Raises UserError if no checkpoint can be used, or if a binding field of the config has changed.
     """
     choice = config.resume
     # A job that Slurm has restarted goes on, whatever step --resume says, or never.

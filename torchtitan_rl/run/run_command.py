@@ -19,8 +19,7 @@ def options_of_run(folder: str, replaced: Sequence[str] = ()) -> list[str]:
     Args:
         replaced: options that are given anew; the run's of the same names are left out.
 
-    Raises:
-        UserError: if the folder holds no run that a command line started, or a secret is left, which is not stored.
+    Raises UserError if the folder holds no run that a command line started, or a secret is left, which is not stored.
     """
     config = Path(folder, "config.json").resolve()
     try:

@@ -64,9 +64,8 @@ class RunFolder:
         Args:
             dump_folder: as configured. Empty: a new folder under outputs/, named after the config and the time.
 
-        Raises:
-            UserError: on rank 0, if the folder may not be written or another run is using it. On a rank of another node, if that
-                node does not see the folder.
+        Raises UserError, on rank 0, if the folder may not be written or another run is using it. On a rank of another node,
+        if that node does not see the folder.
         """
         token, path, continues, lock_file = uuid.uuid4().hex, Path(dump_folder), False, None
         if comm.is_rank_0():

@@ -23,8 +23,7 @@ START_CHECKPOINTS = Path("outputs/start_checkpoints")
 def check_start(config: "RunConfig") -> None:
     """Check `hf_assets_path` as far as that makes and downloads nothing, and imports no transformers.
 
-    Raises:
-        UserError: naming `hf_assets_path`.
+    Raises UserError, naming `hf_assets_path`.
     """
     path = config.hf_assets_path
     if not path:
@@ -41,8 +40,7 @@ def prepare_start(config: "RunConfig") -> None:
 
     If the field is empty, the task creates the folder. If it is a name on the hub, the model is downloaded.
 
-    Raises:
-        UserError: naming `hf_assets_path`.
+    Raises UserError, naming `hf_assets_path`.
     """
     if not config.hf_assets_path:
         start = start_of(config.task, START_CHECKPOINTS)
@@ -66,8 +64,7 @@ def _expect_start(makes_start: bool, config: "RunConfig") -> None:
 def model_in(folder: Path) -> "ModelSpec":
     """Check that this node has all files of a checkpoint folder and that they belong together. Returns its architecture.
 
-    Raises:
-        UserError: naming `hf_assets_path` and what is missing.
+    Raises UserError, naming `hf_assets_path` and what is missing.
     """
     from torchtitan_rl.models.hf_config import spec_from_folder
     from torchtitan_rl.trainer.weight_files import check_tensors
@@ -132,8 +129,7 @@ def unlike_its_file(tokenizer: "PreTrainedTokenizerBase") -> str:
 def check_tokenizer(tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> None:
     """Check that every token has a row in the model's embedding and that completions can end.
 
-    Raises:
-        UserError: naming `hf_assets_path`.
+    Raises UserError, naming `hf_assets_path`.
     """
     folder, largest = tokenizer.name_or_path, max(tokenizer.get_vocab().values())
     expected = f"a tokenizer for the model's vocab_size {vocab_size}, but it has token id {largest}"

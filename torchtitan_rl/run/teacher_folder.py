@@ -24,8 +24,7 @@ def prepare_teachers(
     Args:
         student: the policy's tokenizer.
 
-    Raises:
-        UserError: naming `teacher`.
+    Raises UserError, naming `teacher`.
     """
     for name, teacher in config.more_teachers.items():
         config.more_teachers[name] = _prepared(teacher, config, algorithm, student)

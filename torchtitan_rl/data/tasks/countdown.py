@@ -36,10 +36,7 @@ class _Problem(NamedTuple):
 
 
 class Countdown(ProceduralTask):
-    """Prompts with a few numbers and a target.
-
-    The reward is 1 for an expression that reaches it, plus 0.1 for the format.
-    """
+    """Prompts with a few numbers and a target. The reward is 1 for an expression that reaches it, plus 0.1 for the format."""
 
     name = "countdown"
     more_with = ", or set a larger task.max_numbers"

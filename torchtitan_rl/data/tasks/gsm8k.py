@@ -12,10 +12,7 @@ ANSWER = re.compile(r"####(?:\s|\*|`|\\\()*([-+\u2212\u2013\uff0d$€£\\.\d][^\
 
 
 class Gsm8k(Rows):
-    """The published rows: `question`, and an `answer` that ends with #### and the number.
-
-    Completions must end like that.
-    """
+    """The published rows: `question`, and an `answer` that ends with #### and the number. Completions must end like that."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Rows.Config):

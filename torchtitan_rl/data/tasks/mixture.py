@@ -37,10 +37,7 @@ class Share:
 
 
 class Mixture(Task):
-    """Draws from several tasks.
-
-    The member and example at an index of the stream depend only on the seed and the index.
-    """
+    """Draws from several tasks. The member and example at an index of the stream depend only on the seed and the index."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):

@@ -47,8 +47,7 @@ class LoraLinear(nn.Linear):
 def add_adapters(layers: nn.Module, config: LoraConfig) -> None:
     """Replace the targets' matrices in transformers' decoder layers.
 
-    Raises:
-        UserError: naming the field, if the model lacks a target or has it merged with one that is left out.
+    Raises UserError, naming the field, if the model lacks a target or has it merged with one that is left out.
     """
     field, targets = "trainer.lora.targets", config.targets
     lacking = set(targets)

@@ -47,10 +47,7 @@ CHANGES = {
 
 
 class Line(NamedTuple):
-    """One line of the overview.
-
-    Example: Line("plain", "reward 0.45 → 1.14", "reward/mean")
-    """
+    """One line of the overview. Example: Line("plain", "reward 0.45 → 1.14", "reward/mean")"""
 
     level: Literal["plain", "warn", "bad"]
     text: str
