@@ -158,7 +158,6 @@ def _check_is_default(folder: str) -> None:
 
 
 def _try_out(config: "RunConfig", *, preview: bool) -> None:
-    """Show what a run would do, or what its start answers."""
     from torchtitan_rl.command.first_check import check_at_once
 
     events.listen(Terminal())

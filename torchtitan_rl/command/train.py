@@ -107,7 +107,6 @@ def _message_and_code(error: BaseException) -> tuple[str, int]:
 
 
 def _error_message(error: BaseException) -> str:
-    """The message of an unforeseen error: its traceback, and what else to read."""
     lines = [traceback.format_exc().rstrip(), *advice(error)]
     if isinstance(error, RuntimeError) and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
         lines.append("If a rank of another node ended first, that node's output says why.")

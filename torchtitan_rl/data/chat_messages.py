@@ -19,7 +19,6 @@ END_OF_THINKING = "</think>"
 
 
 def render_chat(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
-    """Returns what the chat template writes."""
     return tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
 
 

@@ -174,7 +174,6 @@ class Rows(Task):
         return {"": self, **dict.fromkeys(self._held_out, self)}
 
     def epoch(self, num_seen: int) -> float:
-        """Returns the passes over the kept training rows."""
         return num_seen / len(self._train.kept)
 
     def leave_out(self, faults: Faults) -> None:
@@ -207,17 +206,14 @@ class Rows(Task):
         ]
 
     def extract_answer(self, text: str) -> str | None:
-        """Returns the answer in a completion, as task.answer_kind reads it."""
         return KINDS[self.config.answer_kind].extract(text)
 
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
-        """Returns whether the answer is one of the accepted ones."""
         return answer is not None and any(
             self.equal(answer, accepted) for accepted in expected_answer.split(OR)
         )
 
     def equal(self, answer: str, expected_answer: str) -> bool:
-        """Returns whether the answers are equal by task.answer_kind."""
         return KINDS[self.config.answer_kind].equal(answer, expected_answer)
 
     def answer_request(self, prompt: str) -> str:

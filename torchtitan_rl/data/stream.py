@@ -107,7 +107,6 @@ class PromptStream(OwnConfig):
         return prompts
 
     def epoch(self, num_seen: int) -> float | None:
-        """Returns the passes over the data after `num_seen` prompts; None if they never repeat."""
         return self.task.epoch(num_seen)
 
     def metrics(self, num_seen: int) -> dict[str, Metric]:

@@ -175,7 +175,6 @@ def _format(file: Path) -> str:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Opens a file, which may be compressed."""
     import pyarrow
 
     return io.BufferedReader(pyarrow.input_stream(str(path), compression="detect"))

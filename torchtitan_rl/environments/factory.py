@@ -86,7 +86,6 @@ class Conversations(Configurable):
     def _fitted(
         self, conversation: Conversation, make_grammar: Callable[..., str] | None
     ) -> Environment | None:
-        """A new environment for the conversation."""
         prompt = conversation.prompt
         environment = self._environment(prompt, conversation.seed)
         if isinstance(environment, FittedEnvironment):

@@ -56,7 +56,6 @@ class Collection:
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Collection":
-        """Returns the collection that returned this `state_dict`."""
         collection = cls(tables=state["tables"])
         for key, (reduction, values) in state["series"].items():
             collection.series[key] = series_of(Reduce(reduction))

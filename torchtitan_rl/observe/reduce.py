@@ -115,7 +115,6 @@ class Series:
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what a series of the same reduction returned."""
         vars(self).update(state)
 
     def values(self, key: str) -> dict[str, float]:
@@ -170,5 +169,4 @@ class Distribution(Series):
 
 
 def series_of(reduction: Reduce) -> Series:
-    """Returns an empty series."""
     return (Distribution if reduction is Reduce.DISTRIBUTION else Series)(reduction)

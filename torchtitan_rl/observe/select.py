@@ -207,7 +207,6 @@ def _by(key: Callable[[Row], Any], rows: list[Row]) -> dict[Any, list[Row]]:
 
 
 def _group(row: Row) -> int | None:
-    """The prompt's index, if any."""
     return row["prompt_idx"] if isinstance(row.get("prompt_idx"), int) else None
 
 

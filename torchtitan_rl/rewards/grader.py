@@ -98,7 +98,6 @@ class Grader(Configurable):
         return grading.scored_groups()
 
     def close(self) -> None:
-        """End the worker processes and the event loop."""
         self._workers.close()
         self._async_calls.close()
 

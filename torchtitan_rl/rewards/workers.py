@@ -76,7 +76,6 @@ class WorkerPool:
         return self._threads.submit(self.call, function, *args, seconds=seconds)
 
     def close(self) -> None:
-        """End the workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         while self._pids:
             pid = self._pids.pop()
@@ -152,7 +151,6 @@ class _Supervisor:
         self._worker_line: Connection | None = None
 
     def serve(self) -> None:
-        """Make one call after another."""
         signal.signal(signal.SIGALRM, _time_out)
         _control(_SET_CHILD_SUBREAPER, 1)  # orphans of the worker become children, to be killed too
         try:

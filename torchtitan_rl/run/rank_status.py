@@ -133,7 +133,6 @@ class StatusFile(Listener):
             self._longest_s = max(self._longest_s, time.monotonic() - self.status.progressed)
 
     def update(self, **entries: str | float) -> None:
-        """Change fields of this rank's status and write it."""
         self.status = replace(self.status, **entries)
         if self._file is not None:
             text = json.dumps(asdict(self.status)).encode()

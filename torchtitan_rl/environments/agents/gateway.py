@@ -188,7 +188,6 @@ class Session:
 
 
 async def _body(request: Request) -> bytes:
-    """A request's body."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

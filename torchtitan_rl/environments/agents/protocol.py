@@ -222,7 +222,6 @@ def body_of(request: ChatRequest, completion: Mapping[str, Any]) -> tuple[str, s
 def completion(
     turn: int, message: Message, *, prompt_tokens: int, completion_tokens: int
 ) -> dict[str, Any]:
-    """Returns the response to a request."""
     reason = "tool_calls" if "tool_calls" in message else "stop"
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
     return {

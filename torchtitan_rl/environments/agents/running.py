@@ -142,7 +142,6 @@ class RunningCoroutine:
         )
 
     def stop(self) -> None:
-        """Cancels the coroutine."""
         self._future.cancel()
 
     async def _play(

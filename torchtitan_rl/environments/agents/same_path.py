@@ -32,7 +32,6 @@ WAYS = {
 
 
 def new_folder() -> Path:
-    """Makes an agent's folder, with the folders in it."""
     folder = Path(tempfile.mkdtemp(prefix="agent-", dir=os.environ.get(WATCH_VARIABLE)))
     for name in (WORK, HOME, TEMPORARY):
         (folder / name).mkdir()

@@ -98,7 +98,6 @@ class Harbor(Rows):
         return (bash_tool(str),) if self.config.role == "tool" else ()  # for its schema
 
     def environment(self, prompt: Prompt) -> Environment:
-        """Returns the shell, or the agent, with a new sandbox."""
         folder, config = Path(prompt.columns["folder"]), self.config
         sandbox = open_sandbox(folder, config.sandbox)
         if not config.agent:

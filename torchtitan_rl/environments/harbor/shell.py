@@ -16,7 +16,6 @@ _BLOCK = re.compile(r"```(?:bash|sh|shell)[^\S\n]*\n(.*?)(?:\n```|\Z)", re.DOTAL
 
 
 def bash_tool(run: Callable[[str], str]) -> Tool:
-    """Returns the tool `bash`."""
 
     @in_process  # the sandbox has the time limit
     def bash(command: str) -> str:

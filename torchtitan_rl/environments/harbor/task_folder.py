@@ -52,7 +52,6 @@ class TaskFolder:
             raise LeftOut(f"whose task.toml cannot be read: {error}") from error
 
     def get(self, section: str, field: str, default: Any = None) -> Any:
-        """Returns a field of task.toml."""
         return self._fields.get(section, {}).get(field, default)
 
     def variables(self, section: str) -> dict[str, str]:

@@ -76,11 +76,9 @@ class Verifiers(Task):
         return [self._example(row) for row in self._held_out[:num]]
 
     def epoch(self, num_seen: int) -> float:
-        """Returns the passes over the rows."""
         return num_seen / len(self._train)
 
     def environment(self, prompt: "Prompt") -> AgentEnvironment:
-        """Returns an agent: the process plays the prompt's row with the policy."""
         return AgentEnvironment(self._play, task=prompt.columns["row"])
 
     def reward_functions(self) -> Sequence[RewardFunction]:

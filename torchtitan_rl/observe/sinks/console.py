@@ -91,7 +91,6 @@ class ConsoleSink(Sink):
         """The labels of the columns that are shown: those that had a value in any step."""
 
     def write(self, record: StepRecord) -> None:
-        """Prints the step's line, an evaluation's lines, and every `console_every` steps metrics and samples."""
         if ACCURACY in record.values:
             self._held_out.append((record.step, record.values[ACCURACY]))
         self._console.print(self._step_line(record), soft_wrap=True)

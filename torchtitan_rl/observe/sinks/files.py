@@ -47,7 +47,6 @@ class LocalSink(_FileSink):
         self._full = False
 
     def write(self, record: StepRecord) -> int:
-        """Returns the number of rows dropped because of the byte budget."""
         run_id, budget = self.context.run_id, self.context.config.store_bytes
         rows = [
             {**with_written_tokens(row, self.context.decode), "run_id": run_id, "table": key}

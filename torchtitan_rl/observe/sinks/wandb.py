@@ -89,7 +89,6 @@ class WandbSink(Sink):
         self._run.log(logged)
 
     def close(self) -> None:
-        """Logs the whole tables and ends the run."""
         for key in self._earlier | self._history:
             rows = self._earlier.get(key, []) + self._history.get(key, [])
             columns = list(dict.fromkeys(column for row in rows for column in row))
