@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from torchtitan_rl.observe.metrics.reward_stats import fraction
+from torchtitan_rl.observe.metrics.reward_stats import clipped_fraction, fraction
 from torchtitan_rl.summary import describe, same_everywhere
 from torchtitan_rl.types import Completion, Episode, Group, Member, Metric, flat
 
@@ -36,9 +36,7 @@ def completion_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
         **describe("completions/terminated_length", _lengths(stopped), spread),
         **describe("completions/right_length", _lengths(right), ("mean",)),
         **describe("completions/wrong_length", _lengths(wrong), ("mean",)),
-        "completions/clipped_fraction": fraction(
-            [e.completion.finish_reason != "stop" for e in episodes]
-        ),
+        "completions/clipped_fraction": clipped_fraction(episodes),
         "completions/tokens": same_everywhere(float(sum(_lengths(episodes)))),
         "completions/prompt_tokens": same_everywhere(float(prompt_tokens)),
         "completions/count": same_everywhere(float(len(episodes))),
@@ -138,7 +136,9 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     }
     values = {
         "count": float(count),
-        "differing_prompts": fmean(map(_reads_other_prompts, groups)),
+        "differing_prompts": fmean(
+            any(e.completion.prompt is not None for e in group.samples) for group in groups
+        ),
         "env_errors": float(sum(c.error is not None for c in conversations)),
         "tokens_of_contexts": context_tokens / count,
         "tokens_sampled": sampled / count,
@@ -153,17 +153,8 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     return metrics
 
 
-def _reads_other_prompts(group: Group[Episode]) -> bool:
-    """Whether samples of the group read another prompt than the group's."""
-    return any(episode.completion.prompt is not None for episode in group.samples)
-
-
 def _total(completion: Completion, column: str) -> float | None:
     """The sum of a logged number over a conversation; None if it was never a finite number."""
     cells = [turn.columns.get(column) for turn in completion.turns]
-    numbers = [
-        float(cell)
-        for cell in cells
-        if isinstance(cell, (bool, int, float)) and math.isfinite(cell)
-    ]
+    numbers = [float(c) for c in cells if isinstance(c, (int, float)) and math.isfinite(c)]
     return sum(numbers) if numbers else None

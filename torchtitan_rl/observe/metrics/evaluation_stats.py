@@ -7,7 +7,12 @@ from statistics import fmean
 import numpy as np
 from scipy.special import betaincinv
 
-from torchtitan_rl.observe.metrics.reward_stats import finite_rewards, fraction, judgements
+from torchtitan_rl.observe.metrics.reward_stats import (
+    clipped_fraction,
+    finite_rewards,
+    fraction,
+    judgements,
+)
 from torchtitan_rl.summary import same_everywhere
 from torchtitan_rl.types import Episode, Group, Metric, flat
 
@@ -43,7 +48,7 @@ def evaluation_metrics(
     metrics |= {
         "length": same_everywhere(fmean(lengths)),
         "length_max": same_everywhere(float(max(lengths))),
-        "clipped_fraction": fraction([e.completion.finish_reason != "stop" for e in episodes]),
+        "clipped_fraction": clipped_fraction(episodes),
         "format_rate": fraction([e.scored.answer is not None for e in episodes]),
     }
     return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
@@ -75,9 +80,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """
     of = np.asarray(values, dtype=np.float64)  # [prompts]
     share = float(of.mean())
-    effect = (float(((of - share) ** 2).sum()) + SMOOTHING) / (
-        len(of) * share * (1 - share) + SMOOTHING
-    )
+    variance, largest = float(((of - share) ** 2).sum()), len(of) * share * (1 - share)
+    effect = (variance + SMOOTHING) / (largest + SMOOTHING)
     prompts = len(of) / effect
     right, wrong = share * prompts, (1 - share) * prompts
     # Less than a millionth of a prompt is none, because rounding may leave such a mean.

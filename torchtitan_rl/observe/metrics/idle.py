@@ -23,9 +23,7 @@ class IdleNotice:
     def see(self, groups: Sequence[Group[Episode]]) -> None:
         """Counts one step, given all its groups with their advantages, which are equal on every rank."""
         self._seen += 1
-        self._rewarded = self._rewarded or any(
-            episode.reward is not None for episode in flat(groups)
-        )
+        self._rewarded |= any(episode.reward is not None for episode in flat(groups))
         taught = any(e.in_loss and e.credit.has_advantage for e in flat(groups))
         self._steps = 0 if taught else self._steps + 1
         if self._steps in AFTER_STEPS:

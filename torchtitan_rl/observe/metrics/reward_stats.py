@@ -20,11 +20,8 @@ Groups = Sequence[Group[Episode]]
 
 
 def finite_rewards(episodes: Sequence[Episode]) -> list[float]:
-    return [
-        episode.reward
-        for episode in episodes
-        if episode.reward is not None and math.isfinite(episode.reward)
-    ]
+    rewards = [episode.reward for episode in episodes]
+    return [reward for reward in rewards if reward is not None and math.isfinite(reward)]
 
 
 def judgements(episodes: Sequence[Episode]) -> list[bool]:
@@ -35,6 +32,10 @@ def judgements(episodes: Sequence[Episode]) -> list[bool]:
 def fraction(where: Sequence[bool]) -> Metric:
     """The share of true values among at least one."""
     return same_everywhere(sum(where) / len(where))
+
+
+def clipped_fraction(episodes: Sequence[Episode]) -> Metric:
+    return fraction([episode.completion.finish_reason != "stop" for episode in episodes])
 
 
 def reward_metrics(groups: Groups) -> dict[str, Metric]:
@@ -65,9 +66,8 @@ def group_metrics(groups: Groups, algorithm: "Algorithm") -> dict[str, Metric]:
     """`groups/...` and `train/accuracy`. Right and wrong are the task's judgement; without it the keys are absent."""
     metrics: dict[str, Metric] = {}
     if rewarded := [group for group in groups if finite_rewards(group.samples)]:
-        equal = [
-            not algorithm.credit.rewards_differ([e.scored for e in g.samples]) for g in rewarded
-        ]
+        differs = algorithm.credit.rewards_differ
+        equal = [not differs([episode.scored for episode in g.samples]) for g in rewarded]
         metrics["groups/zero_variance_fraction"] = fraction(equal)
     judged = [answers for group in groups if (answers := judgements(group.samples))]
     if judged:
@@ -90,9 +90,7 @@ def task_metrics(groups: Groups, prefix: str, algorithm: "Algorithm") -> dict[st
     metrics = {
         "prompts": same_everywhere(float(len(groups))),
         "length": same_everywhere(fmean([episode.completion.num_sampled for episode in episodes])),
-        "clipped_fraction": fraction(
-            [episode.completion.finish_reason != "stop" for episode in episodes]
-        ),
+        "clipped_fraction": clipped_fraction(episodes),
     }
     if rewards := finite_rewards(episodes):
         metrics["reward"] = same_everywhere(fmean(rewards))

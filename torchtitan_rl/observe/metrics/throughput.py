@@ -53,9 +53,8 @@ class TokenFlops(NamedTuple):
         alone, with_one = (config.get_nparams_and_flops(model, length)[1] / 3 for length in (0, 1))
         head = model.lm_head.weight
         apart = {id(head), id(model.tok_embeddings.weight)}
-        frozen = sum(
-            p.numel() for p in model.parameters() if not p.requires_grad and id(p) not in apart
-        )
+        layers = [p for p in model.parameters() if id(p) not in apart]
+        frozen = sum(p.numel() for p in layers if not p.requires_grad)
         head_flops = 2.0 * head.numel()
         return cls(
             layers=alone - head_flops,
@@ -115,16 +114,20 @@ def perf_metrics(
         token_flops: floating-point operations of one token's forward and backward.
         peak_flops: peak FLOP/s of all devices together; without it, MFU is absent.
     """
-    rates = {
-        "perf/generated_tokens_per_s": _rate(generated_tokens, seconds["generate"])
-        if sampled
-        else None,
-        "perf/trained_tokens_per_s": _rate(update.trained_tokens, seconds["train"]),
-        "perf/step_tokens_per_s": _rate(generated_tokens, seconds["step"]),
+    amounts = {
+        "perf/generated_tokens_per_s": (generated_tokens, "generate"),
+        "perf/trained_tokens_per_s": (update.trained_tokens, "train"),
+        "perf/step_tokens_per_s": (generated_tokens, "step"),
     }
+    if not sampled:
+        del amounts["perf/generated_tokens_per_s"]
     if peak_flops:
-        rates["perf/mfu"] = _rate(token_flops.total(update.work) / peak_flops, seconds["train"])
-    metrics = {key: Metric(rate, "min") for key, rate in rates.items() if rate is not None}
+        amounts["perf/mfu"] = (token_flops.total(update.work) / peak_flops, "train")
+    metrics = {
+        key: Metric(amount / seconds[phase], "min")
+        for key, (amount, phase) in amounts.items()
+        if seconds[phase] > 0
+    }
     if total := sum(update.rank_tokens):
         metrics["perf/rank_imbalance"] = same_everywhere(
             max(update.rank_tokens) * len(update.rank_tokens) / total - 1.0
@@ -138,10 +141,6 @@ def perf_metrics(
         share = update.padding_tokens / update.packed_tokens
         metrics["perf/padding_fraction"] = Metric(share, weight=update.packed_tokens)
     return metrics
-
-
-def _rate(amount: float, seconds: float) -> float | None:
-    return amount / seconds if seconds > 0 else None
 
 
 @cache
