@@ -70,26 +70,17 @@ def read_lines(path: Path, end: bytes) -> Iterator[dict[str, Any]]:
             remaining -= len(line)
             if remaining < 0:
                 return
-            if (row := _object_of(line)) is not None:
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict) and "step" in row:
                 yield row
-
-
-def _object_of(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line; None if it is damaged."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) and "step" in row else None
 
 
 def _line(step: int, line: dict[str, Any]) -> bytes:
     ordered = {"step": step, **{key: value for key, value in line.items() if key != "step"}}
-    try:
-        text = json.dumps(ordered, allow_nan=False)
-    except ValueError:
-        text = json.dumps(_without_nan(ordered), allow_nan=False)
-    return text.encode("ascii") + b"\n"
+    return json.dumps(_without_nan(ordered), allow_nan=False).encode("ascii") + b"\n"
 
 
 def _without_nan(value: Any) -> Any:
