@@ -41,8 +41,7 @@ class TrackioSink(Sink):
         for key, values in record.distributions.items():
             logged[f"{key}/histogram"] = self._trackio.Histogram(values)
         for key, rows in record.tables.items():
-            data = [{column: flat_cell(cell) for column, cell in row.items()} for row in rows]
-            logged[key] = self._trackio.Table(data=data)
+            logged[key] = self._trackio.Table(data=[_flat(row) for row in rows])
         if rollouts := self._rollouts(record):
             logged[TRACES] = [self._trace(row) for row in rollouts]
         self._run.log(logged, step=record.step)
@@ -60,11 +59,10 @@ class TrackioSink(Sink):
         return [row for members in splits.values() for row in members[:most]]
 
     def _trace(self, row: Row) -> Any:
-        messages = [
-            {name: flat_cell(cell) for name, cell in message.items()}
-            for message in messages_of(row)
-        ]
-        metadata = {
-            column: flat_cell(cell) for column, cell in row.items() if column not in IN_MESSAGES
-        }
-        return self._trackio.Trace(messages=messages, metadata=metadata)
+        messages = [_flat(message) for message in messages_of(row)]
+        others = {column: cell for column, cell in row.items() if column not in IN_MESSAGES}
+        return self._trackio.Trace(messages=messages, metadata=_flat(others))
+
+
+def _flat(row: Row) -> Row:
+    return {column: flat_cell(cell) for column, cell in row.items()}

@@ -68,16 +68,10 @@ class WandbSink(Sink):
     def rewind(self, step: int) -> None:
         """Reads the rows that earlier sessions have shown before `step`."""
         for row in read_lines(self.context.run_folder / STORE_FILE, END_OF_BATCH):
-            if (
-                row["step"] < step
-                and is_shown(row)
-                and self.context.takes(row["table"], row["step"])
-            ):
-                cells = {
-                    column: cell
-                    for column, cell in row.items()
-                    if column not in ("run_id", "table", TOKENS)
-                }
+            takes = self.context.takes(row["table"], row["step"])
+            if row["step"] < step and is_shown(row) and takes:
+                added = ("run_id", "table", TOKENS)
+                cells = {name: cell for name, cell in row.items() if name not in added}
                 self._earlier.setdefault(row["table"], []).append(cells)
 
     def write(self, record: StepRecord) -> None:
@@ -91,17 +85,14 @@ class WandbSink(Sink):
     def close(self) -> None:
         for key in self._earlier | self._history:
             rows = self._earlier.get(key, []) + self._history.get(key, [])
-            columns = list(dict.fromkeys(column for row in rows for column in row))
-            self._run.log({f"{key}/final": self._table(rows, columns, "IMMUTABLE")})
+            self._run.log({f"{key}/final": self._table(rows, _columns(rows), "IMMUTABLE")})
         self._run.finish()
 
     def _extended(self, key: str, rows: list[Row]) -> Any:
         history = self._history.setdefault(key, [])
         history += rows
         table = self._tables.get(key)
-        columns = list(
-            dict.fromkeys([*(table.columns if table else ()), *(c for row in rows for c in row)])
-        )
+        columns = _columns([dict.fromkeys(table.columns if table else ()), *rows])
         if table is None or columns != table.columns:
             self._tables[key] = self._table(history, columns, "INCREMENTAL")
         else:
@@ -113,6 +104,10 @@ class WandbSink(Sink):
         return self._wandb.Table(
             columns=columns, data=_cells(rows, columns), allow_mixed_types=True, log_mode=log_mode
         )
+
+
+def _columns(rows: list[Row]) -> list[str]:
+    return list(dict.fromkeys(column for row in rows for column in row))
 
 
 def _cells(rows: list[Row], columns: list[str]) -> list[list[Any]]:
