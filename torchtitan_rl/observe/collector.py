@@ -159,9 +159,8 @@ class Collector(Listener):
         with self._lock:
             self._fold()
             collection, self._collection = self._collection, Collection()
-        collection.tables = {
-            key: self._selection.select(rows) for key, rows in collection.tables.items()
-        }
+        tables = collection.tables
+        collection.tables = {key: self._selection.select(rows) for key, rows in tables.items()}
         return collection
 
     def warn(self, topic: str, message: str) -> None:

@@ -55,10 +55,7 @@ class TokenPayload:
                 tokens[name] = _spread(values, mask, 2 if name == "diff" else 3)
         for name, values in credit.token_columns.items():  # [L] each
             if name == TEACHER_TOKEN:
-                texts = (
-                    decode([int(token)]) if mine else None for token, mine in zip(values, mask)
-                )
-                tokens[name] = list(texts)
+                tokens[name] = [decode([int(t)]) if own else None for t, own in zip(values, mask)]
             else:
                 tokens[name] = _spread(values[mask], mask, 3)
         if self.trained and episode.in_loss:
@@ -87,9 +84,8 @@ def with_special_tokens(row: dict[str, Any], decode: Decode | None) -> dict[str,
 
 def is_demonstration(episode: "Episode", trained: bool) -> bool:
     """Whether the completion comes from the data: nobody sampled it, so that its log-probabilities are 0 and nothing was compared."""
-    return (
-        trained and episode.logprob_diff is None and not episode.completion.sampler_logprobs.any()
-    )
+    compared = episode.logprob_diff is not None
+    return trained and not compared and not episode.completion.sampler_logprobs.any()
 
 
 def with_written_tokens(row: dict[str, Any], decode: Decode | None) -> dict[str, Any]:

@@ -191,9 +191,8 @@ def _step(run: Run) -> Iterator[Line]:
     """How near sampler and trainer are, and the means of the shares of a step's time, the largest first."""
     key = "sampler/logprob_diff/max"
     if values := run.points(key)[1]:
-        text = (
-            f"log-probs of trainer and sampler differ by at most {compact_number(max(values))} nats"
-        )
+        most = compact_number(max(values))
+        text = f"log-probs of trainer and sampler differ by at most {most} nats"
         yield Line("plain", text, key)
     shares = {key: fmean(run.points(key)[1]) for key in run.series if key.startswith("share/")}
     ordered = sorted(shares.items(), key=lambda pair: -pair[1])

@@ -48,9 +48,7 @@ def write_report(
     """
     runs = [load_run(one) for one in (folder, *others)]
     if os.path.lexists(output) and not _is_page(output):
-        expected = (
-            "expected a new file or an earlier report, but it is something else. Name another file."
-        )
+        expected = "expected a new file or an earlier report, but it is neither. Name another."
         raise FileExistsError(f"--output = {str(output)!r}: {expected}")
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
