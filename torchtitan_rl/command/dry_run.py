@@ -100,9 +100,8 @@ def _learned(demonstration: Completion, tokenizer: PreTrainedTokenizerBase) -> s
     for learned, run in groupby(tokens, key=itemgetter(0)):
         ids = [int(token) for _, token in run]
         text = head_and_tail(tokenizer.decode(ids), ANSWER_CHARACTERS)
-        lines.append(
-            f"-- {'learned' if learned else 'read'}, {_plural(len(ids), 'token')}: {text!r}"
-        )
+        use = "learned" if learned else "read"
+        lines.append(f"-- {use}, {_plural(len(ids), 'token')}: {text!r}")
     return "\n".join(lines)
 
 
@@ -159,11 +158,9 @@ def _layout(config: "RunConfig", world_size: int, *, samples: bool, learns: bool
         ranks = f"one process trains{' and samples' if samples else '; nothing is sampled'}"
     sequences = f"{_plural(prompts, 'prompt')} x {n} completions = {prompts * n} sequences"
     layers, width = spec.flavor.split("x")
-    model = (
-        f"{parameter_count(spec) / 1e6:,.1f} million parameters, {layers} layers of width {width}"
-    )
+    millions = parameter_count(spec) / 1e6
     return (
-        f"{config.hf_assets_path}: {model}\n{ranks}\n"
+        f"{config.hf_assets_path}: {millions:,.1f} million parameters, {layers} layers of width {width}\n{ranks}\n"
         f"a step: {_plural(prompts, 'demonstration') if learns else sequences} of up to "
         f"{config.prompts.max_prompt_tokens} + {config.sampling.max_tokens} tokens, {_plural(updates, 'optimizer step')}; "
         f"{_plural(config.num_steps, 'step')} in all"
@@ -211,9 +208,7 @@ def _rewards(
         raise UserError(str(error)) from error
     lines = [_line(kind, scored) for kind, scored in zip(answers, group.samples)]
     if not accepted:
-        lines.append(
-            "(this task accepts no known form of the expected answer: the first line is a guess)"
-        )
+        lines.append("(the task accepts no known form of the expected answer: line 1 is a guess)")
     if sign not in prompt.text and not prompt.demonstration:
         has_kinds = hasattr(config.task, "answer_kind")
         other_kind = ", or choose another --task.answer-kind" if has_kinds else ""
@@ -252,9 +247,8 @@ def _completion(index: int, text: str, tokenizer: PreTrainedTokenizerBase) -> Co
 def _line(kind: str, scored: ScoredCompletion) -> str:
     parts = ", ".join(f"{name} {_number(value)}" for name, value in scored.reward_breakdown.items())
     judged = {True: "judged right", False: "judged wrong", None: "not judged"}[scored.correct]
-    return (
-        f"{kind:6} {scored.completion.text!r}: reward {_number(scored.reward)} ({parts}); {judged}"
-    )
+    reward = f"reward {_number(scored.reward)} ({parts})"
+    return f"{kind:6} {scored.completion.text!r}: {reward}; {judged}"
 
 
 def _number(value: float | None) -> str:

@@ -109,12 +109,9 @@ def lora_of(checkpoint: Path) -> Lora | None:
     fields = manifest.read(checkpoint).get("config", {})
     if not fields.get("trainer.lora.rank"):
         return None
+    rank, alpha = fields["trainer.lora.rank"], fields["trainer.lora.alpha"]
     targets = literal_eval(fields["trainer.lora.targets"])
-    return Lora(
-        LoraConfig(
-            rank=fields["trainer.lora.rank"], alpha=fields["trainer.lora.alpha"], targets=targets
-        )
-    )
+    return Lora(LoraConfig(rank=rank, alpha=alpha, targets=targets))
 
 
 def stored_adapter(spec: ModelSpec, lora: Lora, checkpoint: Path) -> dict[str, torch.Tensor]:

@@ -88,9 +88,7 @@ def measures(groups: Sequence[Group[Episode]]) -> str:
     if judged:
         right = fmean(bool(scored.correct) for scored in judged)
         read = fmean(scored.answer is not None for scored in judged)
-        named = fmean(
-            _names_the_answer(group, episode) for group in groups for episode in group.samples
-        )
+        named = fmean(_names_the_answer(group, e) for group in groups for e in group.samples)
         parts += [
             f"{right:.0%} right",
             f"{named:.0%} judged wrong with the expected answer in their text",
@@ -117,10 +115,8 @@ def _share_cut(groups: Sequence[Group[Episode]]) -> float:
 
 def _names_the_answer(group: Group[Episode], episode: Episode) -> bool:
     """Whether a sample is judged wrong although it has an expected answer in its text: it may be read in another form."""
-    accepted = filter(None, group.prompt.expected_answer.split(OR))
-    return episode.scored.correct is False and any(
-        answer in episode.completion.text for answer in accepted
-    )
+    text, accepted = episode.completion.text, group.prompt.expected_answer.split(OR)
+    return episode.scored.correct is False and any(a in text for a in accepted if a)
 
 
 def verdict(groups: Sequence[Group[Episode]]) -> str:

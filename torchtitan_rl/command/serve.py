@@ -30,23 +30,21 @@ _OF_PROMPTS = ("system_prompt", "few_shot")
 """Fields of a run's prompts which a server does not add to a request."""
 
 
-def serve(
-    folder: Path, step: int | None, host: str, port: int, server_options: Sequence[str]
-) -> None:
+def serve(folder: Path, step: int | None, host: str, port: int, options: Sequence[str]) -> None:
     """Serves a run or a model's folder until Ctrl-C, and prints the address once it answers.
 
-    Args:
-        server_options: further options of vLLM's server.
-
     Raises UserError as `exported`.
+
+    Args:
+        options: further options of vLLM's server.
     """
     for name, value in (("PYTHONWARNINGS", "ignore"), ("TORCH_CPP_LOG_LEVEL", "ERROR")):
         os.environ.setdefault(name, value)  # for the engine's process
     stored = json.loads((folder / "config.json").read_text())
     with exported(folder, step) as model, tempfile.TemporaryDirectory() as scratch:
         address = ["--served-model-name", MODEL, "--host", host, "--port", str(port)]
-        options = [*address, *_options(stored, model, Path(scratch)), *server_options]
-        sys.argv = ["torchtitan-rl serve", *options]
+        own = _options(stored, model, Path(scratch))
+        sys.argv = ["torchtitan-rl serve", *address, *own, *options]
         about = _about(
             stored.get("prompts", {}),
             f"http://{'localhost' if host == '0.0.0.0' else host}:{port}",

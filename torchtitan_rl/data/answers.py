@@ -189,9 +189,8 @@ def as_number(text: str) -> Fraction | None:
         return None
     try:
         if number["top"]:
-            value = int(number["whole"] or 0) + Fraction(
-                int(_digits(number["top"])), int(number["bottom"])
-            )
+            part = Fraction(int(_digits(number["top"])), int(number["bottom"]))
+            value = int(number["whole"] or 0) + part
         else:
             value = Fraction(_digits(number["decimal"]) + (number["exponent"] or ""))
     except ZeroDivisionError:
@@ -221,10 +220,8 @@ def equal_texts(answer: str, expected: str) -> bool:
 
 def equal_words(answer: str, expected: str) -> bool:
     """Returns whether both are equal_texts, ignoring case, white space and "the" in front."""
-    left, right = (
-        " ".join(text.casefold().split()).removeprefix("the ") for text in (answer, expected)
-    )
-    return equal_texts(left, right)
+    plain = [" ".join(text.casefold().split()) for text in (answer, expected)]
+    return equal_texts(*(text.removeprefix("the ") for text in plain))
 
 
 def equal_choices(answer: str, expected: str) -> bool:

@@ -82,6 +82,4 @@ def folder_end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase
 def hidden_token_ids(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
     """Returns the special tokens that a completion's text leaves out: all but SHOWN_TAGS."""
     added = tokenizer.added_tokens_decoder.items()
-    return {
-        token_id for token_id, token in added if token.special and token.content not in SHOWN_TAGS
-    }
+    return {i for i, token in added if token.special and token.content not in SHOWN_TAGS}

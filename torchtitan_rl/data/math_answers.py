@@ -126,9 +126,8 @@ def _in_time(answer: str, expected: str) -> bool:
 @functools.cache
 def _warm_up() -> None:
     """Import math-verify and compare expressions of usual kinds, so that no comparison has to make its parser's tables again."""
-    logging.getLogger("math_verify").setLevel(
-        logging.ERROR
-    )  # it warns that it has no limit of its own
+    # It warns that it has no limit of its own.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     for answer, expected in _USUAL:
         _compare(answer, expected)
 
@@ -166,16 +165,15 @@ def _compare(answer: str, expected: str) -> bool:
     config = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalized)]
     pair = _cases_apart([answer, expected])
     # math-verify's own limits are of the clock, which runs on while a busy machine does other things.
-    left, right = (
-        parse(f"\\boxed{{{text}}}", extraction_config=config, parsing_timeout=None) for text in pair
-    )
+    read = functools.partial(parse, extraction_config=config, parsing_timeout=None)
+    left, right = (read(f"\\boxed{{{text}}}") for text in pair)
     if not answer:
         return not all(isinstance(reading, str) for reading in right)
     if len({_SPACES.sub("", _TEXT.sub(r"\1", text)) for text in pair}) == 1:
         return True
-    equal = bool(left and right) and verify(
-        right, left, allow_set_relation_comp=True, timeout_seconds=None
-    )
+    if not (left and right):
+        return False
+    equal = verify(right, left, allow_set_relation_comp=True, timeout_seconds=None)
     return equal and not _are_tiny_and_differ(left[0], right[0])
 
 

@@ -92,10 +92,9 @@ class PromptRenderer(Configurable):
         self._end_token_ids = set(end_token_ids) or {tokenizer.eos_token_id}
         self._max_completion_tokens = max_completion_tokens
         self._members = task.members()
-        self._tools = {
-            name: tool_schemas(member.tools()) or None for name, member in self._members.items()
-        }
-        self._may_answer = {name: may_answer(member) for name, member in self._members.items()}
+        members = self._members.items()
+        self._tools = {name: tool_schemas(member.tools()) or None for name, member in members}
+        self._may_answer = {name: may_answer(member) for name, member in members}
         self._options = template_options(config)
         self._special = special_tokens(tokenizer)
         single = tokenizer("x", return_special_tokens_mask=True)
@@ -165,26 +164,21 @@ class PromptRenderer(Configurable):
         return rendered
 
     def _rendered(self, example: Example) -> "_Rendered | Refused":
-        if example.tools and (
-            self._tools[example.task] or not (example.messages and self._template)
-        ):
-            return Refused(
-                example.text or example.messages,
-                "with tools, which only a chat template can render, for a task that has none of its own",
-            )
-        if not (example.messages and self._template):
+        is_chat = bool(example.messages and self._template)
+        if example.tools and (self._tools[example.task] or not is_chat):
+            fault = "with tools, which only a chat template can render, for a task that has none of its own"
+            return Refused(example.text or example.messages, fault)
+        if not is_chat:
             return _Rendered(example, None, self._plain_text(example))
         messages = self._with_preface(example.messages)
         request = self._members[example.task].answer_request("\n".join(strings(messages)))
         messages = _with_paragraph(messages, request) if request else messages
         shown = messages[-1].get("content")
         try:
-            text = self._chat_text(messages, self._tools_of(example))
-            following = example.demonstration or ()
+            tools, following = self._tools_of(example), example.demonstration or ()
+            text = self._chat_text(messages, tools)
             render = partial(self._chat_text, add_generation_prompt=not following)
-            lost = left_out(
-                render, [*messages, *following], self._tools_of(example), self._template
-            )
+            lost = left_out(render, [*messages, *following], tools, self._template)
         except (TemplateError, TypeError) as error:
             return Refused(shown, f"that the chat template rejects: {error}")
         if lost:
@@ -261,15 +255,14 @@ class PromptRenderer(Configurable):
             demonstration = self._demonstration(rendered) if example.demonstration else None
         except UserError as error:
             return error
+        as_text = example.is_text and not self._may_answer[example.task]
         return Prompt(
             prompt_idx=0,
             text=text,
             token_ids=np.asarray(token_ids, dtype=np.int32),
             expected_answer=example.expected_answer,
             messages=messages,
-            question=example.text
-            if example.is_text and not self._may_answer[example.task]
-            else None,
+            question=example.text if as_text else None,
             columns=example.columns,
             task=example.task,
             sampling=example.sampling,

@@ -22,15 +22,8 @@ from torchtitan_rl.errors import expect
 from torchtitan_rl.text import strings
 
 PROMPT_COLUMNS = (
-    "prompt",
-    "messages",
-    "question",
-    "problem",
-    "conversations",
-    "conversation",
-    "query",
-    "instruction",
-)
+    "prompt", "messages", "question", "problem", "conversations", "conversation", "query", "instruction",
+)  # fmt: skip
 ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
 COMPLETION_COLUMNS = ("completion", "response")
 TOOL_COLUMNS = ("tools", "tool_defs")
@@ -117,9 +110,7 @@ class RowReader:
             "completion": self.completion_column,
             "answer": self.answer_column,
         }
-        parts = [
-            ", ".join(f"{what} from column {column}" for what, column in named.items() if column)
-        ]
+        parts = [", ".join(f"{what} from column {c}" for what, c in named.items() if c)]
         outer = {column.partition(".")[0] for column in named.values()}
         used = {"id", *TOOL_COLUMNS, *self._joined, *outer}
         unread = [column for column in self.columns if column not in used]

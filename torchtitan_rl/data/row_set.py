@@ -51,9 +51,8 @@ class RowSet:
 
         The choice and order depend only on the prompts and the seed, not on the order of the rows.
         """
-        ranks = [
-            hashlib.blake2b(f"{seed}/{key}".encode(), digest_size=8).digest() for key in self.keys
-        ]
+        texts = (f"{seed}/{key}".encode() for key in self.keys)
+        ranks = [hashlib.blake2b(text, digest_size=8).digest() for text in texts]
         order = np.array(sorted(range(len(ranks)), key=ranks.__getitem__), dtype=np.int64)
         first = order[: max(1, num)]
         # A prompt may have several demonstrations.

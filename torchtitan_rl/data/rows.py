@@ -131,9 +131,8 @@ class Rows(Task):
         there = f"rows for training and held-out rows, but: {self._train.describe('for training')}"
         remedy = _REMEDY
         if reader.demonstrates and not reader.completion_column:
-            remedy = (
-                f"Name the column to learn with --task.completion-column: one of {reader.columns}."
-            )
+            columns = f"one of {reader.columns}"
+            remedy = f"Name the column to learn with --task.completion-column: {columns}."
         expect(len(self._train.kept) > 0, "task.path", config.path, there, remedy)
 
     def table(self, path: str, *, split: str, field: str) -> Table:
@@ -152,11 +151,10 @@ class Rows(Task):
 
     def held_out_examples(self, num: int) -> list[Example]:
         """Returns the first `num` held-out rows, or all if there are fewer, which it says; num / tables from each table."""
+        shares = shared_out(num, len(self._held_out))
         examples = [
             replace(part.example(place), task=name)
-            for (name, part), share in zip(
-                self._held_out.items(), shared_out(num, len(self._held_out)), strict=True
-            )
+            for (name, part), share in zip(self._held_out.items(), shares, strict=True)
             for place in range(min(share, len(part.kept)))
         ]
         if 0 < len(examples) < num:
@@ -273,9 +271,8 @@ class Rows(Task):
                 has_answers or not self.has_answers, field, path,
                 "an answer column, as the training rows have one", "Name it like theirs.",
             )  # fmt: skip
-            self._train.leave_out_where(
-                np.isin(self._train.keys, parts[name].keys), "also held out"
-            )
+            is_held_out = np.isin(self._train.keys, parts[name].keys)
+            self._train.leave_out_where(is_held_out, "also held out")
         return parts
 
     def _chosen_kind(self, reader: RowReader) -> KindName:

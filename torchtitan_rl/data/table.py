@@ -102,9 +102,7 @@ def table_of(name: str, rows: dict[str, Row]) -> Table:
     return Table(name, _Records(records), False)
 
 
-def load_table(
-    path: str, *, subset: str = "", split: str = "train", field: str = "task.path"
-) -> Table:
+def load_table(path: str, *, subset: str = "", split: str = "train", field: str) -> Table:
     """Returns the rows of a file, of a folder's files for that split, or of a data set on the hub.
 
     Raises UserError, naming `field` and the remedy, if the path does not exist or has no rows.
@@ -204,14 +202,13 @@ def _from_files(files: list[Path], name: str) -> Table:
     datasets.disable_progress_bars()
     if not is_text:
         if not any(read_metadata(file).num_rows for file in files):  # `datasets` fails for these
-            return Table(name, datasets.Dataset.from_dict({"row": []}), False)
+            return Table(name, _Records(), False)
         return Table(name, datasets.Dataset.from_parquet([str(file) for file in files]), True)
-    features = datasets.Features({key: datasets.Value("large_string") for key in ("number", "row")})
     if next(_records(stamped), None) is None:
-        return Table(name, datasets.Dataset.from_dict({"row": []}), False)
-    data = datasets.Dataset.from_generator(
-        _records, gen_kwargs={"files": stamped}, features=features
-    )
+        return Table(name, _Records(), False)
+    features = datasets.Features({key: datasets.Value("large_string") for key in ("number", "row")})
+    files_of = {"files": stamped}
+    data = datasets.Dataset.from_generator(_records, gen_kwargs=files_of, features=features)
     return Table(name, data, False)
 
 
@@ -295,9 +292,8 @@ def _main() -> None:
     from huggingface_hub import HfApi, constants
 
     try:
-        HfApi().dataset_info(
-            sys.argv[1], timeout=constants.HF_HUB_ETAG_TIMEOUT
-        )  # `datasets` asks for almost a minute
+        # `datasets` asks for almost a minute.
+        HfApi().dataset_info(sys.argv[1], timeout=constants.HF_HUB_ETAG_TIMEOUT)
         _load_from_hub(*sys.argv[1:])
     except Exception as error:
         print(str(error).partition("\n")[0])

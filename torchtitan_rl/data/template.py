@@ -90,9 +90,8 @@ class ChatTemplate:
         """Returns the text of a turn of the policy with its special tokens, but without the end token."""
         ended = token_ids[-1] in self._end_token_ids
         with self._lock:
-            return self.tokenizer.decode(
-                token_ids[:-1] if ended else token_ids, skip_special_tokens=False
-            )
+            kept = token_ids[:-1] if ended else token_ids
+            return self.tokenizer.decode(kept, skip_special_tokens=False)
 
     @functools.cached_property
     def begins_thinking(self) -> bool:
@@ -101,9 +100,9 @@ class ChatTemplate:
 
     def check(self, role: str) -> None:
         """Raise UserError if the template cannot render an environment's message in `role` after the policy's turn."""
-        reply: Message = {"role": role, "content": "r"} | (
-            {"name": "tool"} if role == "tool" else {}
-        )
+        reply: Message = {"role": role, "content": "r"}
+        if role == "tool":
+            reply["name"] = "tool"
         try:
             self.answer([reply], last_token=-1)
         except Exception as error:
@@ -133,11 +132,9 @@ class ChatTemplate:
         """Writes an assistant's calls into its text, if the template would leave them out."""
         if "tool_calls" not in message or "tool_calls" in str(self.tokenizer.chat_template):
             return message
-        calls = [
-            f"<tool_call>{json.dumps(call['function'])}</tool_call>"
-            for call in message["tool_calls"]
-        ]
-        return {"role": message["role"], "content": "".join([message["content"], *calls])}
+        functions = [json.dumps(call["function"]) for call in message["tool_calls"]]
+        calls = "".join(f"<tool_call>{function}</tool_call>" for function in functions)
+        return {"role": message["role"], "content": message["content"] + calls}
 
     def _as_text(self, message: Message) -> Message:
         """Breaks up special tokens in the message's text, so that only the template can begin or end a message."""
@@ -148,8 +145,5 @@ class ChatTemplate:
 
     def _tokens(self, text: str) -> list[int]:
         with self._lock:
-            parts = [
-                self.tokenizer(part, add_special_tokens=False)["input_ids"]
-                for part in text.split(BREAK)
-            ]
+            parts = self.tokenizer(text.split(BREAK), add_special_tokens=False)["input_ids"]
         return [token_id for part in parts for token_id in part]

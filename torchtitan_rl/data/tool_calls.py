@@ -44,9 +44,8 @@ def without_thinking(text: str) -> str:
         if 0 <= closed < f"{text}{opens}".find(opens):
             text = opens + text
         if opens in text:
-            text = re.sub(
-                rf"{re.escape(opens)}.*?(?:{re.escape(closes)}|\Z)", "", text, flags=re.DOTALL
-            )
+            block = rf"{re.escape(opens)}.*?(?:{re.escape(closes)}|\Z)"
+            text = re.sub(block, "", text, flags=re.DOTALL)
     return _CHANNELS.sub("", text)
 
 

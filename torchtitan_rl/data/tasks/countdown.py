@@ -64,9 +64,8 @@ class Countdown(ProceduralTask):
 
     def format(self, *, completions: list, **_: Any) -> list[float]:
         """0.1 for an answer between the tags."""
-        return [
-            0.1 if self.extract_answer(completion_text(c)) is not None else 0.0 for c in completions
-        ]
+        answers = [self.extract_answer(completion_text(completion)) for completion in completions]
+        return [0.0 if answer is None else 0.1 for answer in answers]
 
     def extract_answer(self, text: str) -> str | None:
         return last_tagged(text)
@@ -90,9 +89,7 @@ class Countdown(ProceduralTask):
                     for operation, symbol in _SYMBOLS.items()
                     if b or symbol != "/"
                 ]
-                left.append(
-                    rng.choice([(value, text) for value, text in joined if value.denominator == 1])
-                )
+                left.append(rng.choice([each for each in joined if each[0].denominator == 1]))
             [(target, expression)] = left
             if 0 < target <= 10 * self.config.largest and target not in numbers:
                 return _Problem(numbers, int(target), expression[1:-1])
@@ -107,9 +104,8 @@ class Countdown(ProceduralTask):
             "only +, -, *, / and parentheses. Think first, then give the expression between <answer> and </answer>, "
             "for example <answer>(1 + 2) * 3</answer>."
         )
-        return plain_example(
-            question, expression, numbers=numbers, target=target
-        )  # one of many right answers
+        # The expression is one of many right answers.
+        return plain_example(question, expression, numbers=numbers, target=target)
 
 
 def reaches(expression: str | None, numbers: Sequence[int], target: int) -> bool:
