@@ -67,9 +67,8 @@ def checked_messages(messages: object, most_characters: int) -> Sequence[Message
                 f"a message is {str(message)[:80]!r}; expected a dict with 'role' and a string as 'content'"
             )
         if message.get("role") not in roles:
-            raise ValueError(
-                f"a message has role {message.get('role')!r}; expected user, tool or system"
-            )
+            role = message.get("role")
+            raise ValueError(f"a message has role {role!r}; expected user, tool or system")
         if len(message["content"]) > most_characters:
             raise ValueError(
                 f"a message has {len(message['content']):,} characters; expected at most "

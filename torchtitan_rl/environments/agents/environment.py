@@ -101,17 +101,10 @@ class AgentEnvironment(FittedEnvironment):
 
         self._session = gateway().open_session()
         if callable(self._agent):
-            self._running: RunningCommand | RunningCoroutine = RunningCoroutine(
-                self._agent, self._session, task=self._task
-            )
+            self._running = RunningCoroutine(self._agent, self._session, task=self._task)
         else:
-            self._running = RunningCommand(
-                self._agent,
-                self._session,
-                task=self._task,
-                env=self._env,
-                same_path=self._same_path,
-            )
+            options = {"env": self._env, "same_path": self._same_path}
+            self._running = RunningCommand(self._agent, self._session, task=self._task, **options)
         follows = self._listen()
         if isinstance(follows, Outcome):
             raise AgentError("the agent ended without a request", self._refusal)
@@ -158,9 +151,8 @@ class AgentEnvironment(FittedEnvironment):
         """Waits for the agent. Returns what its next request appends, or its outcome if it has ended."""
         try:
             while True:
-                event = self._session.next_event(
-                    self._seconds, in_order=self._in_order or not self._traces
-                )
+                in_order = self._in_order or not self._traces
+                event = self._session.next_event(self._seconds, in_order=in_order)
                 if isinstance(event, Outcome):
                     self._has_ended = True
                     return event
@@ -196,9 +188,8 @@ class AgentEnvironment(FittedEnvironment):
             self._traces[self._current].broken = False
             return Turn(messages=answers, trace=self._current)
         lengths = [common(trace.history, request.messages) for trace in self._traces]
-        parent = max(
-            range(len(lengths)), key=lambda i: (lengths[i], i == self._current), default=None
-        )
+        places = range(len(lengths))
+        parent = max(places, key=lambda i: (lengths[i], i == self._current), default=None)
         reason = ""
         if parent is not None:
             reason = "has other tools"
@@ -220,24 +211,16 @@ class AgentEnvironment(FittedEnvironment):
                 raise AgentError(
                     f"the agent answered the tool call {message['tool_call_id']!r}, which the policy did not make"
                 )
-            return {
-                "role": "tool",
-                "name": names[message["tool_call_id"]],
-                "content": message["content"],
-            }
+            name = names[message["tool_call_id"]]
+            return {"role": "tool", "name": name, "content": message["content"]}
         if message["role"] != "assistant":
             return message
         if (text := self._texts.get(_key(message))) is not None:
             return {"role": "assistant", "content": text}
         shown = {field: value for field, value in message.items() if field != "tool_calls"}
         if calls := message["tool_calls"]:
-            shown["tool_calls"] = [
-                {
-                    "type": "function",
-                    "function": {"name": call["name"], "arguments": call["arguments"]},
-                }
-                for call in calls
-            ]
+            functions = [{name: call[name] for name in ("name", "arguments")} for call in calls]
+            shown["tool_calls"] = [{"type": "function", "function": each} for each in functions]
         return shown
 
     def _is_usable(self, call: ToolCall) -> bool:
@@ -263,9 +246,7 @@ class AgentEnvironment(FittedEnvironment):
         context, turn = len(conversation.trace.token_ids), len(conversation.last.token_ids)
         if conversation.current == 0:
             context += len(conversation.prompt.token_ids)
-        response = completion(
-            self._turns, message, prompt_tokens=context - turn, completion_tokens=turn
-        )
+        response = completion(self._turns, message, prompt=context - turn, sampled=turn)
         content, media_type = body_of(self._request, response)
         self._session.reply(self._number, content, media_type=media_type)
 
@@ -275,9 +256,8 @@ def _tool_names(request: ChatRequest) -> dict[str, str]:
     names: dict[str, str] = {}
     for message in request.messages:
         for call in message.get("tool_calls", ()):
-            names[str(call["id"])] = (
-                call["name"] if call["name"] in request.tool_names else "unknown"
-            )
+            is_known = call["name"] in request.tool_names
+            names[str(call["id"])] = call["name"] if is_known else "unknown"
     return names
 
 

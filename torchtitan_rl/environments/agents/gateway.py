@@ -106,9 +106,8 @@ class Session:
                     self._arrived.append(self._events.get(timeout=TOGETHER_SECONDS))
                 except queue.Empty:
                     break
-            self._arrived.sort(
-                key=lambda event: (0, *event) if isinstance(event, AgentRequest) else (1,)
-            )
+            # The end of the agent comes after its requests.
+            self._arrived.sort(key=lambda each: (0, *each) if isinstance(each, tuple) else (1,))
         event = self._arrived.pop(0)
         if isinstance(event, Exception):
             raise event
@@ -156,9 +155,8 @@ class Session:
         """The open request that this one repeats: its connections are gone, or the client says that it tries again."""
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
         for pending in list(self._open.values()):
-            if pending.request[:2] == (path, body) and (
-                is_retry or await _all_gone(pending.waiting)
-            ):
+            same = pending.request[:2] == (path, body)
+            if same and (is_retry or await _all_gone(pending.waiting)):
                 return pending
         return None
 
@@ -207,9 +205,8 @@ def _late(pending: _Open) -> Response:
         streams = bool(json.loads(pending.request.body).get("stream"))
     except (ValueError, AttributeError, RecursionError):
         streams = False
-    silence, media_type = (
-        (": waiting\n\n", "text/event-stream") if streams else (" ", "application/json")
-    )
+    silence = ": waiting\n\n" if streams else " "
+    media_type = "text/event-stream" if streams else "application/json"
 
     async def parts() -> AsyncIterator[bytes | str]:
         while not pending.response.done():
@@ -228,11 +225,9 @@ class Gateway:
         self.loop = asyncio.new_event_loop()
         listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        paths = ("/v1/chat/completions", *OTHER_APIS)
         routes = [
-            *(
-                Route(path, self._ask, methods=["POST"])
-                for path in ("/v1/chat/completions", *OTHER_APIS)
-            ),
+            *(Route(path, self._ask, methods=["POST"]) for path in paths),
             Route("/v1/reward", self._take_outcome, methods=["POST"]),
             Route("/v1/models", self._models),
         ]
@@ -242,9 +237,8 @@ class Gateway:
             access_log=False, lifespan="off", ws="none", timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )  # fmt: skip
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        asyncio.run_coroutine_threadsafe(
-            uvicorn.Server(config).serve(sockets=[listener]), self.loop
-        )
+        serving = uvicorn.Server(config).serve(sockets=[listener])
+        asyncio.run_coroutine_threadsafe(serving, self.loop)
 
     def open_session(self) -> Session:
         """Returns a new session. Its key is valid until it is closed."""
@@ -258,10 +252,8 @@ class Gateway:
             key = words[-1] if words else ""
             if key in self.sessions:
                 return self.sessions[key]
-        raise _Refused(
-            401,
-            "the key names no open conversation; use OPENAI_API_KEY or ANTHROPIC_API_KEY as it was given",
-        )
+        given = "OPENAI_API_KEY or ANTHROPIC_API_KEY as it was given"
+        raise _Refused(401, f"the key names no open conversation; use {given}")
 
     async def _ask(self, request: Request) -> Response:
         return await self._session(request).ask(request)

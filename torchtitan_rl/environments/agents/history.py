@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from torchtitan_rl.data.chat_messages import REASONING
@@ -37,21 +38,14 @@ def appended(history: Sequence[Message], messages: Sequence[Message]) -> Sequenc
 
 def common(history: Sequence[Message], messages: Sequence[Message]) -> int:
     """Returns the number of messages with which both begin."""
-    count = 0
-    for before, now in zip(history, messages, strict=False):
-        if not same(before, now):
-            break
-        count += 1
-    return count
+    pairs = zip(history, messages, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: same(*pair), pairs))
 
 
 def is_empty(message: Message) -> bool:
     """Whether this is a message of the policy without a text or a call."""
-    return (
-        message["role"] == "assistant"
-        and not message["content"].strip()
-        and not message["tool_calls"]
-    )
+    is_policys = message["role"] == "assistant"
+    return is_policys and not message["content"].strip() and not message["tool_calls"]
 
 
 def same(before: Message, now: Message) -> bool:
@@ -78,9 +72,8 @@ def _same_call(before: dict[str, Any], now: dict[str, Any]) -> bool:
 def _same_value(before: Any, now: Any) -> bool:
     """Whether two JSON values are equal. Large integers need only be equal as floats, as JavaScript keeps them."""
     if isinstance(before, dict) and isinstance(now, dict):
-        return before.keys() == now.keys() and all(
-            _same_value(before[key], now[key]) for key in before
-        )
+        same_keys = before.keys() == now.keys()
+        return same_keys and all(_same_value(before[key], now[key]) for key in before)
     if isinstance(before, list) and isinstance(now, list):
         return len(before) == len(now) and all(map(_same_value, before, now))
     if type(before) in (int, float) and type(now) in (int, float):

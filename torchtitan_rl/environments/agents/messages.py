@@ -20,10 +20,8 @@ def as_chat(request: Mapping[str, Any]) -> dict[str, Any]:
         messages += _messages(message)
     chat["messages"] = messages
     if messages and messages[-1]["role"] == "assistant":
-        raise NotFollowed(
-            "messages",
-            "the agent's request begins the policy's turn for it; end with a user's message",
-        )
+        reason = "the agent's request begins the policy's turn for it; end with a user's message"
+        raise NotFollowed("messages", reason)
     chat["tools"] = [_tool(tool) for tool in request.get("tools") or ()]
     if choice := request.get("tool_choice"):
         kinds = {"any": "required", "tool": {"type": "function", "name": choice.get("name")}}
@@ -52,10 +50,8 @@ def _messages(message: Mapping[str, Any]) -> list[Any]:
             call_id, result = block["tool_use_id"], block.get("content")
             results.append({"role": "tool", "tool_call_id": call_id, "content": result})
         elif kind not in ("thinking", "redacted_thinking"):
-            expected = "text, tool_use or tool_result"
-            raise NotFollowed(
-                "messages", f"the agent's request has a block of type {kind}; expected {expected}"
-            )
+            reason = f"the agent's request has a block of type {kind}"
+            raise NotFollowed("messages", f"{reason}; expected text, tool_use or tool_result")
     if role == "assistant":
         return [{"role": role, "content": texts, "tool_calls": calls}]
     if texts or not results:
@@ -66,10 +62,8 @@ def _messages(message: Mapping[str, Any]) -> list[Any]:
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A tool in the form of chat completions. Those that Anthropic's servers run have a type of their own."""
     if tool.get("type", "custom") != "custom":
-        raise NotFollowed(
-            "tools",
-            f"the agent's request has the tool {str(tool)[:80]!r}; expected tools with an input_schema",
-        )
+        reason = f"the agent's request has the tool {str(tool)[:80]!r}"
+        raise NotFollowed("tools", f"{reason}; expected tools with an input_schema")
     function = {key: tool[key] for key in ("name", "description") if key in tool}
     return {"type": "function", "function": function | {"parameters": tool.get("input_schema")}}
 
@@ -110,12 +104,8 @@ def _input(arguments: str) -> dict[str, Any]:
 
 def streamed(message: Mapping[str, Any]) -> str:
     """Returns a message as the events of a stream, each block in one piece."""
-    begun = {
-        **message,
-        "content": [],
-        "stop_reason": None,
-        "usage": {**message["usage"], "output_tokens": 0},
-    }
+    usage = {**message["usage"], "output_tokens": 0}
+    begun = {**message, "content": [], "stop_reason": None, "usage": usage}
     events: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
     for index, block in enumerate(message["content"]):
         if block["type"] == "text":

@@ -185,17 +185,11 @@ def policy_message(turn: int, spoken: str, calls: Sequence[ToolCall]) -> Message
     if not calls:
         return {"role": "assistant", "content": spoken}
     before = spoken.partition("<tool_call>")[0].strip() if "<tool_call>" in spoken else ""
-    functions = [
-        {
-            "name": call.name or "unknown",
-            "arguments": call.error or json.dumps(call.arguments, ensure_ascii=False),
-        }
-        for call in calls
-    ]
-    listed = [
-        {"id": f"call_{turn}_{i}", "type": "function", "function": function}
-        for i, function in enumerate(functions)
-    ]
+    listed = []
+    for i, call in enumerate(calls):
+        arguments = call.error or json.dumps(call.arguments, ensure_ascii=False)
+        function = {"name": call.name or "unknown", "arguments": arguments}
+        listed.append({"id": f"call_{turn}_{i}", "type": "function", "function": function})
     return {"role": "assistant", "content": before or None, "tool_calls": listed}
 
 
@@ -219,18 +213,17 @@ def body_of(request: ChatRequest, completion: Mapping[str, Any]) -> tuple[str, s
     return json.dumps(answer), "application/json"
 
 
-def completion(
-    turn: int, message: Message, *, prompt_tokens: int, completion_tokens: int
-) -> dict[str, Any]:
+def completion(turn: int, message: Message, *, prompt: int, sampled: int) -> dict[str, Any]:
+    """Returns the response to a request; `prompt` and `sampled` are numbers of tokens."""
     reason = "tool_calls" if "tool_calls" in message else "stop"
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    usage = {"prompt_tokens": prompt, "completion_tokens": sampled}
     return {
         "id": f"chatcmpl-{turn}",
         "object": "chat.completion",
         "created": 0,
         "model": MODEL,
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}],
-        "usage": {**usage, "total_tokens": prompt_tokens + completion_tokens},
+        "usage": {**usage, "total_tokens": prompt + sampled},
     }
 
 
@@ -240,15 +233,11 @@ def streamed(response: Mapping[str, Any], *, with_usage: bool) -> str:
     text = {field: choice["message"][field] for field in ("role", "content")}
     calls = enumerate(choice["message"].get("tool_calls", ()))
     deltas = [text, *({"tool_calls": [{"index": i, **call}]} for i, call in calls)]
-    head = {key: response[key] for key in ("id", "created", "model")} | {
-        "object": "chat.completion.chunk"
-    }
-    chunks: list[dict[str, Any]] = [
-        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-        for delta in deltas
-    ]
-    ended = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
-    chunks.append({**head, "choices": [ended]})
+    head = {key: response[key] for key in ("id", "created", "model")}
+    head["object"] = "chat.completion.chunk"
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]})
+    chunks = [{**head, "choices": [each]} for each in choices]
     if with_usage:
         chunks.append({**head, "choices": [], "usage": response["usage"]})
     return "".join(f"data: {text}\n\n" for text in [*map(json.dumps, chunks), "[DONE]"])

@@ -88,9 +88,8 @@ class RunningCommand:
         except FileNotFoundError:  # the agent has removed it
             return
         except OSError as error:
-            logger.warning(
-                "the folder %s of an agent was not removed: %s", self._folder, described(error)
-            )
+            reason = described(error)
+            logger.warning("the folder %s of an agent was not removed: %s", self._folder, reason)
 
     def _kill(self) -> None:
         if self._process.returncode is not None:  # the number of its group may be another's by now

@@ -116,9 +116,8 @@ def grammar_of(
 
 
 def _not_followed(field: str, value: Any, reason: str) -> NotFollowed:
-    return NotFollowed(
-        field, f"the agent asked for {field} {value!r:.80}, which is not supported: {reason}"
-    )
+    asked = f"the agent asked for {field} {value!r:.80}"
+    return NotFollowed(field, f"{asked}, which is not supported: {reason}")
 
 
 @functools.cache
@@ -132,6 +131,5 @@ def _note(names: tuple[str, ...]) -> None:
 def note_left_out(*kinds: str) -> None:
     """Logs the types of tools that no policy here can call, once for each combination of them."""
     if kinds:
-        logger.warning(
-            f"agents' tools of type {', '.join(kinds)} are left out: only functions are followed"
-        )
+        of_types = f"agents' tools of type {', '.join(kinds)}"
+        logger.warning(f"{of_types} are left out: only functions are followed")
