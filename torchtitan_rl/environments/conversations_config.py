@@ -15,22 +15,16 @@ class ConversationsConfig(Configurable.Config):
     max_turns: int = number(8, least=1)
     """Maximum number of policy turns. A conversation that needs more ends with finish_reason "max_turns"."""
 
-    max_traces: int = number(
-        16, least=1, remedy="Use 1 for conversations whose history may not be rewritten."
-    )
+    max_traces: int = number(16, least=1, remedy="Use 1 if no history may be rewritten.")
     """Maximum number of token sequences of one rollout. An agent opens one whenever it rewrites its history, for
     example to compact it, and for each of its sub-agents. A rollout that needs more ends with finish_reason
     "max_traces"."""
 
-    max_rollout_tokens: int | None = number(
-        None, least=1, remedy="Leave it out for no limit of its own."
-    )
+    max_rollout_tokens: int | None = number(None, least=1, remedy="Leave it out for no limit.")
     """Maximum tokens of all traces of a rollout together, contexts included. All of them share a micro-batch, so
     this bounds its memory. A rollout that needs more ends with finish_reason "max_tokens". None: no limit."""
 
-    max_turn_tokens: int | None = number(
-        None, least=1, remedy="Leave it out for no limit of its own."
-    )
+    max_turn_tokens: int | None = number(None, least=1, remedy="Leave it out for no limit.")
     """Maximum tokens in one turn. A longer turn ends the conversation with finish_reason "max_tokens". Two other
     limits do the same: sampling.max_tokens for all turns of the policy together, and generator.max_model_len for
     the whole conversation. None: no limit for a single turn."""

@@ -55,17 +55,12 @@ class Conversations(Configurable):
         """
         self.config, self._worker_pool = config, worker_pool
         self._members = members
-        schemas = {name: tool_schemas(task.tools()) for name, task in members.items()}
-        self._templates = {
-            name: ChatTemplate(
-                tokenizer, end_token_ids=end_token_ids, tools=tools or None, **template_options
-            )
-            for name, tools in schemas.items()
-        }
-        self._parsers = {
-            name: call_parser(config.tool_call_parser, tokenizer, tools)
-            for name, tools in schemas.items()
-        }
+        self._templates, self._parsers = {}, {}
+        options = {"end_token_ids": end_token_ids, **template_options}
+        for name, task in members.items():
+            tools = tool_schemas(task.tools())
+            self._templates[name] = ChatTemplate(tokenizer, tools=tools or None, **options)
+            self._parsers[name] = call_parser(config.tool_call_parser, tokenizer, tools)
         self.may_answer = any(map(may_answer, members.values()))
         self._left: dict[Conversation, Left] = {}
         """The environments of conversations between two steps."""
@@ -120,9 +115,8 @@ class Conversations(Configurable):
                 try:
                     resolve(environment.close("env_error"))
                 except Exception as error:
-                    logger.warning(
-                        f"{type(environment).__name__}.close failed before any reset: {described(error)}."
-                    )
+                    name = type(environment).__name__
+                    logger.warning(f"{name}.close failed before any reset: {described(error)}.")
 
     def start(
         self,
@@ -148,9 +142,8 @@ class Conversations(Configurable):
                 template = self._templates[conversation.prompt.task]
                 if conversation.prompt.tools:
                     template = template.with_tools(conversation.prompt.tools)
-                pool.add(
-                    index, conversation, partial(self._fitted, conversation, make_grammar), template
-                )
+                make = partial(self._fitted, conversation, make_grammar)
+                pool.add(index, conversation, make, template)
         return pool
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torchtitan_rl.conversation import Answer, Conversation
 from torchtitan_rl.data.template import ChatTemplate
-from torchtitan_rl.data.turns import Environment, Message, Turn
+from torchtitan_rl.data.turns import Environment, Turn
 from torchtitan_rl.environments.checks import (
     Context,
     checked_messages,
@@ -86,13 +86,8 @@ class EnvironmentSession:
         if opening_messages:
             text, token_ids = self._templates[0].prompt(before, opening_messages)
             room = self.conversation.room(len(token_ids) - len(prompt.token_ids))
-            prompt = replace(
-                prompt,
-                messages=[*before, *opening_messages],
-                tools=tools,
-                text=text,
-                token_ids=token_ids,
-            )
+            messages = [*before, *opening_messages]
+            prompt = replace(prompt, messages=messages, tools=tools, text=text, token_ids=token_ids)
         if room <= 0:
             self.close("max_tokens")
             return Answer(index, prompt=prompt, end="max_tokens")
@@ -137,15 +132,11 @@ class EnvironmentSession:
 
     def _call_step(self) -> Turn:
         last = self.conversation.last
-        text = (
-            self._templates[0].policy_text(last.token_ids)
-            if self._environment.special_tokens
-            else last.text
-        )
-        message: Message = {"role": "assistant", "content": text}
-        return checked_turn(
-            resolve(self._environment.step(message)), self._limits.max_answer_characters
-        )
+        text = last.text
+        if self._environment.special_tokens:
+            text = self._templates[0].policy_text(last.token_ids)
+        turn = resolve(self._environment.step({"role": "assistant", "content": text}))
+        return checked_turn(turn, self._limits.max_answer_characters)
 
     def _what_follows(self, turn: Turn) -> dict[str, Any]:
         """Fields of the `Answer`: the tokens that the policy reads next and their trace, or why the conversation is over."""
@@ -163,9 +154,8 @@ class EnvironmentSession:
             raise ValueError(
                 f"step returned the trace {trace}; expected one of the {len(self._templates)} so far"
             )
-        token_ids = self._templates[trace].answer(
-            turn.messages, conversation.traces[trace].token_ids[-1]
-        )
+        last_token = conversation.traces[trace].token_ids[-1]
+        token_ids = self._templates[trace].answer(turn.messages, last_token)
         if conversation.room(len(token_ids), trace=trace) <= 0:
             return {"end": "max_tokens"}
         return {"token_ids": token_ids, "trace": trace, "grammar": self._environment.grammar}
@@ -183,18 +173,10 @@ class EnvironmentSession:
         if self.conversation.room(len(token_ids), trace=number) <= 0:
             return {"end": "max_tokens"}
         self._templates.append(template)
-        origin = Trace(
-            context_tokens=len(token_ids),
-            parent=parent,
-            reason=context.reason,
-            messages=tuple(context),
-        )
-        return {
-            "token_ids": token_ids,
-            "trace": number,
-            "origin": origin,
-            "grammar": self._environment.grammar,
-        }
+        size, messages = len(token_ids), tuple(context)
+        origin = Trace(context_tokens=size, parent=parent, reason=context.reason, messages=messages)
+        grammar = self._environment.grammar
+        return {"token_ids": token_ids, "trace": number, "origin": origin, "grammar": grammar}
 
 
 class _Overdue(Exception):
@@ -321,11 +303,8 @@ class EnvironmentPool:
             futures = [call.future for call in self._calls.values()]
             wait_for(futures, min(max(left, 0), 60), FIRST_COMPLETED)
         now = time.monotonic()
-        ended = [
-            (index, call)
-            for index, call in sorted(self._calls.items())
-            if call.future.done() or call.deadline <= now
-        ]
+        calls = sorted(self._calls.items())
+        ended = [(i, call) for i, call in calls if call.future.done() or call.deadline <= now]
         for index, _ in ended:
             del self._calls[index]
         return ended
@@ -374,9 +353,7 @@ class EnvironmentPool:
                 f"{failed} Correct it, or set conversations.on_failure none to continue without a reward for such "
                 "samples."
             ) from (None if overdue else error)
-        self._warn(
-            f"{failed} Such samples get no reward; the metric conversations/env_errors counts them."
-        )
+        self._warn(f"{failed} Such samples get no reward: see conversations/env_errors.")
         return reason
 
     def _start_close(self, index: int, reason: FinishReason, *, waits: bool = True) -> None:

@@ -87,24 +87,16 @@ class ToolEnvironment(FittedEnvironment):
         runs = [partial(run, call) for call in calls]
         results = call_side_by_side(self._seconds, runs, self._side_by_side)
         answers = [self._message(call, result) for call, result in zip(calls, results, strict=True)]
-        return Turn(
-            messages=answers,
-            done=not calls,
-            columns={
-                "tool_calls": len(calls),
-                "tool_errors": sum(isinstance(result, BaseException) for result in results),
-            },
-        )
+        errors = sum(isinstance(result, BaseException) for result in results)
+        columns = {"tool_calls": len(calls), "tool_errors": errors}
+        return Turn(messages=answers, done=not calls, columns=columns)
 
     def _message(self, call: ToolCall, result: str | BaseException) -> Message:
         if isinstance(result, BaseException):
             result = f"error: {result if isinstance(result, CallRaised) else described(result)}"
         content = head_and_tail(escaped(result), self._most_characters)
-        return {
-            "role": self.role,
-            "name": call.name if call.name in self._tools else "unknown",
-            "content": content,
-        }
+        name = call.name if call.name in self._tools else "unknown"
+        return {"role": self.role, "name": name, "content": content}
 
 
 def _runs_in_process(tool: Tool) -> bool:
@@ -151,11 +143,7 @@ def check_types(tool: Tool, arguments: Mapping[str, Any]) -> None:
 
     A float may be given as an integer; nothing else is converted. Arguments without a type hint are not checked.
     """
-    from pydantic import (  # vLLM brings it
-        PydanticSchemaGenerationError,
-        TypeAdapter,
-        ValidationError,
-    )
+    from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
     try:
         hints = get_type_hints(tool)
@@ -168,10 +156,8 @@ def check_types(tool: Tool, arguments: Mapping[str, Any]) -> None:
             continue
         except ValidationError as error:
             reason = error.errors(include_url=False, include_input=False)[0]["msg"]
-            shown = json.dumps(arguments[name])
-            raise TypeError(
-                f"argument {name} is {shown}: {reason[:1].lower()}{reason[1:]}"
-            ) from None
+            shown = f"{json.dumps(arguments[name])}: {reason[:1].lower()}{reason[1:]}"
+            raise TypeError(f"argument {name} is {shown}") from None
 
 
 def result_text(result: Any) -> str:
@@ -181,6 +167,5 @@ def result_text(result: Any) -> str:
     try:
         return json.dumps(result, ensure_ascii=False, default=lambda array: array.tolist())
     except (TypeError, ValueError, AttributeError, RecursionError):
-        raise TypeError(
-            f"the tool returned {type(result).__name__}, which is neither text nor JSON"
-        ) from None
+        kind = type(result).__name__
+        raise TypeError(f"the tool returned {kind}, which is neither text nor JSON") from None

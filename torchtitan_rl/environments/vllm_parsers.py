@@ -65,9 +65,8 @@ class VllmParser:
             self._parser = ToolParserManager.get_tool_parser(name)
             self._request = self._new_parser().adjust_request(self._request)
             # Without tools no parser says whether it needs special tokens.
-            special = (
-                tokenizer.all_special_tokens if tools and self._request.skip_special_tokens else ()
-            )
+            skips = tools and self._request.skip_special_tokens
+            special = tokenizer.all_special_tokens if skips else ()
             self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
             self("", ())
         except Exception as error:
@@ -78,9 +77,8 @@ class VllmParser:
 
     def __call__(self, text: str, tools: Collection[str]) -> list[ToolCall]:
         with self._lock:
-            extracted = self._new_parser().extract_tool_calls(
-                self._special.sub("", text), request=self._request
-            )
+            plain = self._special.sub("", text)
+            extracted = self._new_parser().extract_tool_calls(plain, request=self._request)
         functions = [call.function for call in extracted.tool_calls]
         return [tool_call(function.name, function.arguments) for function in functions]
 

@@ -68,10 +68,8 @@ class Harbor(Rows):
         def all_faults(examples: Sequence[Example]) -> list[str | None]:
             rank = int(os.environ.get("LOCAL_RANK", 0))
             ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-            mine = [
-                (n, Path(examples[n].columns["folder"])) for n in range(rank, len(examples), ranks)
-            ]
-            found = [(n, fault) for n, folder in mine if (fault := self._fault(folder))]
+            faults_of = ((n, self._fault(examples[n])) for n in range(rank, len(examples), ranks))
+            found = [(n, fault) for n, fault in faults_of if fault]
             unusable = dict(all_gather_lists(found) if ranks > 1 else found)
             return [fault or unusable.get(n) for n, fault in enumerate(faults(examples))]
 
@@ -83,12 +81,9 @@ class Harbor(Rows):
             for example in chain.from_iterable(part.batches()):
                 folder = Path(example.columns["folder"])
                 solved, nothing = self._rehearsed(folder, "solution"), self._rehearsed(folder)
-                is_right = (solved, nothing) == (1, 0)
-                odd = (
-                    ""
-                    if is_right
-                    else " (expected 1 and 0: its tests, or a limit, are not as here)"
-                )
+                odd = " (expected 1 and 0: its tests, or a limit, are not as here)"
+                if (solved, nothing) == (1, 0):
+                    odd = ""
                 yield f"{folder.name}: reward {solved:g} for its solution, {nothing:g} for nothing{odd}"
 
     def reward_functions(self) -> Sequence[RewardFunction]:
@@ -104,10 +99,10 @@ class Harbor(Rows):
             return Shell(sandbox, config.role)
         return SandboxAgent(sandbox, config.role, config.agent, read_instruction(folder))
 
-    def _fault(self, folder: Path) -> str | None:
+    def _fault(self, example: Example) -> str | None:
         """Why a task cannot be used; None if it can."""
         try:
-            open_sandbox(folder, self.config.sandbox).close()
+            open_sandbox(Path(example.columns["folder"]), self.config.sandbox).close()
         except LeftOut as error:
             return str(error)
         return None

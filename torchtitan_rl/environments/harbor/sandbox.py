@@ -201,18 +201,13 @@ class Container(Sandbox):
             seconds = task.get("environment", "build_timeout_sec", 600.0)
             built = _run([engine, "build", "--quiet", str(environment)], seconds)
             image = _check(built, f"for which {engine} build failed")
-        mode = task.get("environment", "network_mode", "public")
-        is_open = (
-            config.network and mode == "public" and task.get("environment", "allow_internet", True)
-        )
-        memory, cpus = (
-            task.megabytes("memory", config.memory_mb),
-            task.get("environment", "cpus", 1),
-        )
+        is_public = task.get("environment", "network_mode", "public") == "public"
+        may_connect = is_public and task.get("environment", "allow_internet", True)
+        network = "" if config.network and may_connect else "--network=none"
+        memory = task.megabytes("memory", config.memory_mb)
+        cpus = task.get("environment", "cpus", 1)
         limits = f"--memory={memory}m --memory-swap={memory}m --cpus={cpus} --pids-limit=256"
-        run = split(
-            f"{engine} run --detach --rm --init {limits} {'' if is_open else '--network=none'}"
-        )
+        run = split(f"{engine} run --detach --rm --init {limits} {network}")
         run += [*_assigned("--env=", task.variables("environment")), image, "sleep", "21600"]
         self._id = _check(_run(run, OWN_SECONDS), f"for which {engine} run failed")
         try:
@@ -267,9 +262,8 @@ def chosen_engine(asked: str) -> str:
     """Returns docker, podman or bubblewrap: the first that answers, of those that `asked` allows."""
     tests = {"docker": "docker ps", "podman": "podman ps", "bubblewrap": "bwrap --version"}
     for engine, test in tests.items():
-        if asked in ("auto", engine) and not subprocess.call(
-            f"{test} > /dev/null 2>&1", shell=True
-        ):
+        quiet = f"{test} > /dev/null 2>&1"
+        if asked in ("auto", engine) and subprocess.call(quiet, shell=True) == 0:
             return engine
     expected, remedy = "docker or podman with its daemon, or bubblewrap", "apt install bubblewrap."
     raise UserError(f"task.sandbox.engine = {asked!r}: expected {expected}. {remedy}")

@@ -47,9 +47,8 @@ class Verifiers(Task):
         of_job = os.environ.get(WATCH_VARIABLE)  # else the process removes it at its end
         folder = Path(tempfile.mkdtemp(prefix="environment-", dir=of_job))
         self._socket, self._log = folder / "socket", folder / "log"
-        arguments = json.dumps(
-            [str(self._socket), config.name, _read_arguments(config.args), config.rows]
-        )
+        read = _read_arguments(config.args)
+        arguments = json.dumps([str(self._socket), config.name, read, config.rows])
         python = from_caller(config.python) if "/" in config.python else config.python
         server = str(Path(__file__).with_name("server.py"))
         with self._log.open("wb") as log:

@@ -44,9 +44,8 @@ class Taskset:
             if errors:
                 reason = f"{errors[0].type}: {errors[0].message}"
                 if "ConnectionClosedOK" in reason:  # what OpenEnv's client says of it
-                    reason += (
-                        ". A server at its limit of sessions? Set --conversations.max-open to it"
-                    )
+                    why = "A server at its limit of sessions?"
+                    reason += f". {why} Set --conversations.max-open to it"
                 raise RuntimeError(reason)
         trace = episode.traces[0]
         scores = {name: reward.score for name, reward in trace.rewards.items() if reward}
