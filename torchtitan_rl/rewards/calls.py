@@ -83,8 +83,6 @@ def _from_worker(call: RewardCall) -> ScorerResult:
         return call.future.result()
     except TimeoutError:
         return call.scorer.timed_out(size)
-    except (
-        Exception
-    ) as error:  # the worker has ended, or the groups or the result cannot be pickled
+    except Exception as error:  # the worker has ended, or something cannot be pickled
         cause = "killed" if isinstance(error, WorkerKilled) else "function"
         return ScorerResult.failed(size, f"{type(error).__name__}: {error}", cause=cause)

@@ -3,7 +3,7 @@
 The reward is None if the expected answer is empty, for `numeric` no number, or for `math_answer` nothing that math-verify reads.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torchtitan_rl.data.answers import OR, equal_numbers, equal_words, final_answer, last_number
 from torchtitan_rl.data.math_answers import equal_math, is_math
@@ -17,12 +17,8 @@ def exact_match(completions, expected_answer, **_):
 
 def numeric(completions, expected_answer, **_):
     """1 if the last number in the answer equals the expected number: 1,000 is 1000, 1/2 is 0.5 and 2.50 is 2.5."""
-    return _scores(
-        completions,
-        expected_answer,
-        _equal_last_numbers,
-        lambda text: _equal_last_numbers(text, text),
-    )
+    equal = _equal_last_numbers
+    return _scores(completions, expected_answer, equal, lambda text: equal(text, text))
 
 
 def math_answer(completions, expected_answer, **_):
@@ -30,14 +26,10 @@ def math_answer(completions, expected_answer, **_):
 
     A comparison is killed after 4 s of CPU time, and counts as wrong.
     """
-    return _scores(
-        completions, expected_answer, equal_math, lambda expected: expected and is_math(expected)
-    )
+    return _scores(completions, expected_answer, equal_math, lambda text: text and is_math(text))
 
 
-def _scores(
-    completions: Sequence, expected_answer: Sequence[str], equal: Callable, reads: Callable
-) -> list:
+def _scores(completions: Sequence, expected_answer: Sequence[str], equal, reads) -> list:
     """Returns 1 where the final answer is equal to an accepted one, else 0; None where `reads` none of these."""
     scores = []
     for completion, expected in zip(completions, expected_answer, strict=True):

@@ -31,13 +31,8 @@ def find_scorers(
     rewards = [reward for of_task in rewards_of.values() for reward in of_task]
     _check(config, list(dict.fromkeys(reward.name for reward in rewards)))
     counts = only_watched or not rewards or any(reward.weight for reward in rewards)
-    expect(
-        counts,
-        "grader.weights",
-        config.weights,
-        "a weight other than 0, as there would be no reward",
-        "Set one.",
-    )
+    expected = "a weight other than 0, as there would be no reward"
+    expect(counts, "grader.weights", config.weights, expected, "Set one.")
     settings = {"on_failure": config.on_failure, "time_limit_seconds": config.time_limit_seconds}
     of_member = {
         member: [*of_task, Judgement(task=member, **settings)]
@@ -54,13 +49,8 @@ def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Rewar
     parameters = inspect.signature(function).parameters
     usual = "batch" if "log_metric" in parameters else "group"
     scope = config.scope_of.get(name, getattr(_unwrapped(function), "scope", usual))
-    expect(
-        scope in get_args(Scope),
-        f"reward function {name}: scope",
-        scope,
-        "'group' or 'batch'",
-        "Use 'group'.",
-    )
+    field, is_scope = f"reward function {name}: scope", scope in get_args(Scope)
+    expect(is_scope, field, scope, "'group' or 'batch'", "Use 'group'.")
     return Reward(
         name=name,
         function=function,
@@ -78,10 +68,8 @@ def _rewards(
 
     Raises UserError for a task without rewards, for two of one name, and for a keyword argument that does not exist.
     """
-    rewards = [
-        *(_reward(config, _name(function), function) for function in task.reward_functions()),
-        *extra,
-    ]
+    own = (_reward(config, _name(function), function) for function in task.reward_functions())
+    rewards = [*own, *extra]
     names = [reward.name for reward in rewards]
     expect(
         bool(names) or not required, "grader.rewards", config.rewards,

@@ -14,9 +14,8 @@ def boxed(completions, **_):
     """1 for exactly one non-empty \\boxed{...} or \\fbox{...} after the thinking, where there is some."""
 
     def has(text: str) -> bool:
-        return len(BOX.findall(without_thinking(text))) == 1 and bool(
-            (last_boxed(text) or "").strip()
-        )
+        is_one = len(BOX.findall(without_thinking(text))) == 1
+        return is_one and bool((last_boxed(text) or "").strip())
 
     return [float(has(completion_text(completion))) for completion in completions]
 
@@ -29,16 +28,12 @@ def tags(names: Sequence[str]) -> Callable:
     because chat templates open it.
     """
     if not names or not all(re.fullmatch(r"[\w.:-]+", name) for name in names):
-        raise ValueError(
-            f"tags takes at least one name such as 'think', without brackets, not {names!r}"
-        )
-    whole = re.compile(
-        r"\s*".join(rf"<{name}>(?:(?!</?{name}>).)*</{name}>" for name in names), re.DOTALL
-    )
+        raise ValueError(f"tags takes names such as 'think', without brackets, not {names!r}")
+    blocks = (rf"<{name}>(?:(?!</?{name}>).)*</{name}>" for name in names)
+    whole = re.compile(r"\s*".join(blocks), re.DOTALL)
     opened = "<think>" if names[0] == "think" else ""  # at the end of the prompt
-    return _matching(
-        "tags", lambda text: any(whole.fullmatch(start + text.strip()) for start in ("", opened))
-    )
+    begins = ("", opened)
+    return _matching("tags", lambda text: any(whole.fullmatch(b + text.strip()) for b in begins))
 
 
 @typed

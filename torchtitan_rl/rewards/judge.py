@@ -58,12 +58,8 @@ class Judge:
             all retries. budget: maximum number of requests of this process, not counting retries; None: unlimited.
             cache: a JSON Lines file that stores marks for later runs; ranks with the same file system share it.
         """
-        check_above_zero(
-            concurrency=concurrency,
-            highest=highest,
-            timeout_seconds=timeout_seconds,
-            max_tokens=max_tokens,
-        )
+        check_above_zero(concurrency=concurrency, highest=highest, max_tokens=max_tokens)
+        check_above_zero(timeout_seconds=timeout_seconds)
         question.format(prompt="", completion="", expected_answer="")
         if re.compile(mark).groups < 1:
             raise ValueError(f"mark {mark!r} has no group in parentheses, which would be the mark")
@@ -88,18 +84,11 @@ class Judge:
         log_metric: Callable[[str, float], None],
         **_: Any,
     ) -> list[float | None]:
-        questions = [
-            self.question.format(
-                prompt=_text(prompt),
-                completion=completion_text(completion),
-                expected_answer=expected,
-            )
-            for prompt, completion, expected in zip(
-                prompts, completions, expected_answer, strict=True
-            )
-        ]
         # Before any await, so that the budget is used in order.
-        tasks = [self._ask(question) for question in questions]
+        tasks = []
+        for prompt, said, expected in zip(prompts, completions, expected_answer, strict=True):
+            parts = {"prompt": _text(prompt), "completion": completion_text(said)}
+            tasks.append(self._ask(self.question.format(**parts, expected_answer=expected)))
         log_metric("left_out", sum(task is None for task in tasks) / len(tasks))
         await asyncio.gather(*filter(None, tasks))
         return [task and task.result() / self.highest for task in tasks]
@@ -126,9 +115,8 @@ class Judge:
                 raise ValueError(f"the judge gave no mark: {answer[-200:]!r}")
             mark = float(marks[-1])
             if mark > self.highest:
-                raise ValueError(
-                    f"the judge gave {mark:g}, and highest is {self.highest:g}: {answer[-200:]!r}"
-                )
+                above = f"{mark:g}, and highest is {self.highest:g}"
+                raise ValueError(f"the judge gave {above}: {answer[-200:]!r}")
             self._marks[key] = mark
             if self._cache:
                 with self._cache.open("a") as file:
@@ -169,6 +157,4 @@ def _read(cache: Path | None) -> dict[str, float]:
 
 
 def _text(prompt: str | list[dict[str, str]]) -> str:
-    return (
-        prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
-    )
+    return prompt if isinstance(prompt, str) else "\n".join(each["content"] for each in prompt)

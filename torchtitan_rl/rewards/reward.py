@@ -38,10 +38,8 @@ class Reward(Scorer):
     @property
     def is_async(self) -> bool:
         """Whether the function is declared `async def`."""
-        function = self.function
-        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            type(function).__call__
-        )
+        calls = (self.function, type(self.function).__call__)
+        return any(map(inspect.iscoroutinefunction, calls))
 
     def result(self, groups: Groups, state: TrainerState | None, log: RewardLog) -> ScorerResult:
         output = self.function(**self._keywords(groups, state, log))
@@ -113,13 +111,11 @@ class Judgement(Scorer):
             for completion in _completions(group):
                 answer = self.task.extract_answer(completion_text(completion))
                 if not isinstance(answer, str | None):  # a number never equals the expected text
-                    raise TypeError(
-                        f"extract_answer returned {answer!r:.80}, expected a text or None"
-                    )
+                    shown = f"{answer!r:.80}"
+                    raise TypeError(f"extract_answer returned {shown}, expected a text or None")
                 verdict = self.task.judge(answer, group.prompt)
-                if not isinstance(
-                    verdict, bool | np.bool_ | None
-                ):  # as a bool, "no" would be right
+                # As a bool, "no" would be right.
+                if not isinstance(verdict, bool | np.bool_ | None):
                     raise TypeError(f"judge returned {verdict!r:.80}, expected True, False or None")
                 shown = answer and self.task.shown_answer(answer, group.prompt)
                 scores.append((shown, None if verdict is None else bool(verdict)))
@@ -143,9 +139,8 @@ def as_scores(output: Any, size: int) -> list[float | None]:
     Raises ValueError for a wrong number of values and TypeError for values that are not numbers.
     """
     try:
-        if isinstance(
-            output, str | dict | set
-        ):  # the digits of "10", keys, and numbers in any order
+        # The digits of "10", keys, and numbers in any order.
+        if isinstance(output, str | dict | set):
             raise TypeError(f"it is a {type(output).__name__}")
         scores = [None if value is None else float(value) for value in output]
     except (TypeError, ValueError) as error:
@@ -186,15 +181,13 @@ def _opened(text: str, opened: str) -> str:
 
 _LISTS: dict[str, Callable[[Group[Completion]], list[Any]]] = {
     "prompts": lambda g: [copy.deepcopy(_asked(c.prompt or g.prompt)) for c in g.samples],
-    "completions": lambda g: _completions(g),
+    "completions": _completions,
     "completion_ids": lambda g: [c.token_ids.tolist() for c in g.samples],
     "logprobs": lambda g: [c.sampled_logprobs.tolist() for c in g.samples],
     "loss_masks": lambda g: [c.loss_mask.tolist() for c in g.samples],
     "finish_reasons": lambda g: [c.finish_reason for c in g.samples],
     "turn_rewards": lambda g: [[turn.reward for turn in c.turns] for c in g.samples],
-    "turn_columns": lambda g: [
-        [copy.deepcopy(turn.columns) for turn in c.turns] for c in g.samples
-    ],
+    "turn_columns": lambda g: [[copy.deepcopy(t.columns) for t in c.turns] for c in g.samples],
     "expected_answer": lambda g: [g.prompt.expected_answer] * len(g.samples),
 }
 """Makers of lists with one entry for each completion. Every call gets new lists, because a function may change them."""

@@ -29,9 +29,8 @@ class RewardLog(Listener):
 
     def record(self, key: str, value: Any, reduction: str, weight: float) -> None:
         """Keep a value for the rank's collector, which refuses those that are none."""
-        self.recorded.append(
-            (str(plain(key)), Metric(plain(value), plain(reduction), plain(weight)))
-        )
+        metric = Metric(plain(value), plain(reduction), plain(weight))
+        self.recorded.append((str(plain(key)), metric))
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
         """Add `values`, for one completion after another, to a column of the sample tables.

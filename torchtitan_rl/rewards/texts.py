@@ -25,10 +25,8 @@ def repetition(ngram: int = 4) -> Callable:
     check_above_zero(ngram=ngram)
 
     def repetition(completion_ids, **_):
-        grams = [
-            [tuple(ids[i : i + ngram]) for i in range(len(ids) - ngram + 1)]
-            for ids in completion_ids
-        ]
+        places = ((ids, range(len(ids) - ngram + 1)) for ids in completion_ids)
+        grams = [[tuple(ids[i : i + ngram]) for i in begins] for ids, begins in places]
         return [len(set(each)) / len(each) - 1.0 if each else 0.0 for each in grams]
 
     return repetition
@@ -42,9 +40,8 @@ def script(name: str) -> Callable:
     letters.
     """
     beginning = name.upper()
-    if not any(
-        unicodedata.name(chr(point), "").startswith(f"{beginning} ") for point in range(0x10000)
-    ):
+    names = (unicodedata.name(chr(point), "") for point in range(0x10000))
+    if not any(each.startswith(f"{beginning} ") for each in names):
         raise ValueError(f"{name!r} is no script: no letter's name in Unicode begins with it")
 
     def script(completions, **_):

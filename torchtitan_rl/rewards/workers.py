@@ -222,9 +222,8 @@ class _Supervisor:
                 text = "a function forked and returned in the child too: the child ends here"
                 print(text, file=sys.stderr, flush=True)
                 return
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # nobody reads it, or the call has closed it
+            # Nobody may read it, or the call has closed it.
+            with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
             line.send_bytes(message[:_KEY_BYTES] + answer)
 
