@@ -76,9 +76,8 @@ class PackedRows(NamedTuple):
                 num_cells += width
             which = torch.tensor(rows, device=device)[:, None]  # [R, 1]
             column = torch.arange(width, device=device)  # [W]
-            first = torch.where(
-                column < shared[which], layout.roots[which], own_first[which]
-            )  # [R, W]
+            is_shared = column < shared[which]  # [R, W]
+            first = torch.where(is_shared, layout.roots[which], own_first[which])  # [R, W]
             source = torch.where(column < layout.lengths[which], first + column, 0)  # [R, W]
             batches.append(PaddedBatch(source.flatten(), width))
         own = layout.lengths - shared  # [P]

@@ -64,9 +64,7 @@ def _kl(log_a: Tensor, log_b: Tensor) -> Tensor:
 
 def _log_mixture(log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
     """log ((1 - beta) p + beta q), [C, R]."""
-    of_p = log_p + math.log1p(-beta)  # [C, R]
-    of_q = log_q + math.log(beta)  # [C, R]
-    return torch.logaddexp(of_p, of_q)  # [C, R]
+    return torch.logaddexp(log_p + math.log1p(-beta), log_q + math.log(beta))  # [C, R]
 
 
 def _divergence(log_p: Tensor, log_q: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -228,13 +226,6 @@ def chunked_divergence(
     if chunk_rows is None:
         on_gpu = max(GPU_TILE // (TILES // 2 * chunk_tokens), 1)
         chunk_rows = on_gpu if hidden.is_cuda else CPU_ROWS
-    constants = _Constants(
-        beta=beta,
-        temperature=temperature,
-        teacher_temperature=teacher.temperature or temperature,
-        chunk_tokens=chunk_tokens,
-        chunk_rows=chunk_rows,
-        group=group,
-        first_row=first_row,
-    )
+    temperatures = (temperature, teacher.temperature or temperature)
+    constants = _Constants(beta, *temperatures, chunk_tokens, chunk_rows, group, first_row)
     return _ChunkedDivergence.apply(hidden, weight, teacher, constants)

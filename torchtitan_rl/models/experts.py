@@ -138,12 +138,8 @@ def packed_moe(config: MoE.Config) -> PackedMoE.Config:
     routed = replace(config.routed_experts, inner_experts=experts)
     gate = Float32Gate.Config(**_fields(config.router.gate))
     router = replace(config.router, gate=gate)
-    given = _fields(config) | {
-        "routed_experts": routed,
-        "router": router,
-        "load_balance_coeff": None,
-    }
-    return PackedMoE.Config(**given)
+    changed = {"routed_experts": routed, "router": router, "load_balance_coeff": None}
+    return PackedMoE.Config(**_fields(config) | changed)
 
 
 class PackedQwen3(Qwen3Model, SeesPacks):
@@ -194,10 +190,8 @@ class PackedQwen3(Qwen3Model, SeesPacks):
 
 def packed_qwen3(config: Qwen3Model.Config) -> PackedQwen3.Config:
     """Returns the config of the same model as a PackedQwen3 with PackedMoE."""
-    layers = [
-        replace(layer, moe=None if layer.moe is None else packed_moe(layer.moe))
-        for layer in config.layers
-    ]
+    packed = [layer.moe and packed_moe(layer.moe) for layer in config.layers]
+    layers = [replace(layer, moe=moe) for layer, moe in zip(config.layers, packed, strict=True)]
     return PackedQwen3.Config(**_fields(config) | {"layers": layers})
 
 

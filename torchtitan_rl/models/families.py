@@ -134,9 +134,8 @@ def unlike_vllm(config: "PretrainedConfig", family: Family) -> list[str]:
     if "rope_type" not in rope:
         refused.append("rope_parameters by type of layer, which vLLM ignores")
     if rope.get("partial_rotary_factor") not in (None, 1):
-        refused.append(
-            f"partial_rotary_factor {rope['partial_rotary_factor']}, which transformers ignores"
-        )
+        factor = rope["partial_rotary_factor"]
+        refused.append(f"partial_rotary_factor {factor}, which transformers ignores")
     if rope.get("rope_type") == "linear" and not isinstance(rope.get("factor"), float):
         refused.append(
             f"a linear RoPE's factor {rope.get('factor')}, which vLLM reads only with a point, as in 4.0"

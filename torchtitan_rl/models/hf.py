@@ -37,10 +37,8 @@ def hf_weights(
             continue  # comes with the embedding
         at_once = whole_blocks and prefix.startswith("layers.")
         with _unsharded(block) if at_once else nullcontext():
-            state: dict[str, Tensor] = {}
-            for name, p in block.named_parameters():
-                if not is_adapter(name):
-                    state[canonical_fqn(prefix + name)] = gather(p, dtype)
+            base = [(name, p) for name, p in block.named_parameters() if not is_adapter(name)]
+            state = {canonical_fqn(prefix + name): gather(p, dtype) for name, p in base}
             yield from to_hf(model, state_dict_adapter, prefix, block, state)
 
 
@@ -64,9 +62,8 @@ def to_hf(
     for name, module in block.named_modules():
         # In place of torchtitan's state_dict hook, which gathers in the master dtype.
         if isinstance(module, FusedQKVLinear):
-            FusedQKVLinear._split_qkv_on_save(
-                module, state, canonical_fqn(f"{prefix}{name}") + ".", {}
-            )
+            begin = canonical_fqn(f"{prefix}{name}") + "."
+            FusedQKVLinear._split_qkv_on_save(module, state, begin, {})
     weights = state_dict_adapter.to_hf(state)
     if model.enable_weight_tying and "model.embed_tokens.weight" in weights:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
@@ -95,15 +92,10 @@ def rows_of(
     parameter: Tensor,
 ) -> dict[str, Tensor]:
     """Returns the rows of a block's parameter under each of its Hugging Face names."""
-    rows = (
-        torch.arange(len(parameter))
-        .reshape(-1, *[1] * (parameter.ndim - 1))
-        .expand(parameter.shape)
-    )
-    exported = dict(to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows}))
-    return {
-        name: rows.flatten(1)[:, 0] if rows.ndim > 1 else rows for name, rows in exported.items()
-    }
+    numbers = torch.arange(len(parameter)).reshape(-1, *[1] * (parameter.ndim - 1))
+    rows = numbers.expand(parameter.shape)
+    exported = to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows})
+    return {name: rows.reshape(len(rows), -1)[:, 0] for name, rows in exported}
 
 
 def blocks_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:

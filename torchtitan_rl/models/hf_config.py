@@ -54,14 +54,9 @@ _ROPE_SCALING = {
 
 
 _SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "tie_word_embeddings",
-    "max_position_embeddings",
-)
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "tie_word_embeddings", "max_position_embeddings",
+)  # fmt: skip
 """Entries of config.json that every decoder has."""
 
 
@@ -195,6 +190,7 @@ def decoder_spec(
             layer.moe = mixture.config(dim)
         layers.append(layer)
     embedding_init = {"weight": skip_param_init} if tie_word_embeddings else _LINEAR_INIT
+    head = partial(Linear.Config, in_features=dim, out_features=vocab_size)
     return ModelSpec(
         name=family.name,
         flavor=f"{num_hidden_layers}x{dim}",
@@ -206,9 +202,7 @@ def decoder_spec(
             tok_embeddings=Embedding.Config(
                 num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init
             ),
-            lm_head=Linear.Config(
-                in_features=dim, out_features=vocab_size, param_init=_LINEAR_INIT
-            ),
+            lm_head=head(param_init=_LINEAR_INIT),
             layers=layers,
         ),
         parallelize_fn=family.parallelize,
@@ -280,14 +274,8 @@ def hf_architecture(config: Decoder.Config) -> dict[str, Any]:
 
 
 _NOT_COMPUTED = (
-    "architectures",
-    "dtype",
-    "id2label",
-    "label2id",
-    "transformers_version",
-    "use_cache",
-    "_name_or_path",
-)
+    "architectures", "dtype", "id2label", "label2id", "transformers_version", "use_cache", "_name_or_path",
+)  # fmt: skip
 """Entries of config.json that no log-probability depends on."""
 
 

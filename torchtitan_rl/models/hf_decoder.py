@@ -74,10 +74,8 @@ class PackedCall(NamedTuple):
         window: int | None,
     ) -> Tensor:
         """q [1, T, N, H], k and v [1, T, Nkv, H] -> [1, T, N, H]"""
-        grouped = q.shape[2] != k.shape[2]
-        return self.inner[window](
-            q, k, v, attention_masks=self.masks, scale=scale, enable_gqa=grouped
-        )
+        options = {"scale": scale, "enable_gqa": q.shape[2] != k.shape[2]}
+        return self.inner[window](q, k, v, attention_masks=self.masks, **options)
 
     def linear(self, forward: Callable[..., Tensor], hidden: Tensor) -> Tensor:
         """The `forward` of a linear layer, [1, T, D] -> [1, T, D], inside each sequence."""
@@ -217,12 +215,8 @@ class HFDecoder(Decoder):
     @property
     def rounded(self) -> list[nn.Module]:
         """Modules inside the layers whose rounding errors add to those of the layers' outputs: see sync/probe.py."""
-        return [
-            part
-            for layer in linear_layers(self._base[0])
-            for part in layer.children()
-            if isinstance(part, nn.Linear)
-        ]
+        parts = [part for layer in linear_layers(self._base[0]) for part in layer.children()]
+        return [part for part in parts if isinstance(part, nn.Linear)]
 
     def take_layers(self) -> None:
         """Let transformers' model run this model's layers, after they were wrapped for activation checkpointing."""
@@ -301,9 +295,7 @@ def check_parallelism(config: Decoder.Config, degree: int) -> None:
         return
     field = "trainer.parallelism.tensor_parallel_degree"
     expected = f"1 for {config.hf.model_type}, which runs with transformers' layers"
-    remedy = (
-        "Use data_parallel_shard_degree (FSDP). The generator's tensor_parallel_degree may differ."
-    )
+    remedy = "Use data_parallel_shard_degree (FSDP). The generator's degree may differ."
     expect(degree == 1, field, degree, expected, remedy)
 
 

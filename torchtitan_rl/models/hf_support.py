@@ -53,9 +53,8 @@ def examine(config: "PretrainedConfig", architecture: str) -> dict[str, Any]:
     except Unsupported:
         raise
     except Exception as error:  # whatever a model's own code raises
-        raise Unsupported(
-            f"transformers' code for it raises {type(error).__name__}: {error}"
-        ) from error
+        fault = f"{type(error).__name__}: {error}"
+        raise Unsupported(f"transformers' code for it raises {fault}") from error
 
 
 def _refuse(is_so: Any, reason: str) -> None:

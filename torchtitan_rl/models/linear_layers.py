@@ -73,9 +73,7 @@ def check_linear(
     expect(not trainer.compile, "trainer.compile", True, expected, "Leave it off.")
     if on_cpu:
         dtype, remedy = generator.dtype, "Set --generator.dtype bfloat16."
-        expected = (
-            f"bfloat16 {whose}: vLLM's kernels for a CPU have no other. The trainer may be float32"
-        )
+        expected = f"bfloat16 {whose}: vLLM has no other on a CPU. The trainer may be float32"
         expect(dtype == "bfloat16", "generator.dtype", dtype, expected, remedy)
         return
     absent = [name for name in KERNELS if find_spec(name) is None]

@@ -221,20 +221,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
             for tokens, in_tile, label_row in _tiles(labels, rows, constants):
                 logits = product(operand[tokens], block.T)  # [C, R]
                 _drop(logits, tokens, rows, constants)
+                # [C, R], and [C, 1] each
+                of_logprob = (logits, peak[tokens], log_total[tokens], g_logprobs[tokens])
                 if g_entropy is None:
-                    grad_logits = logprob_gradient(
-                        logits, peak[tokens], log_total[tokens], g_logprobs[tokens], sharpness
-                    )  # [C, R]
+                    grad_logits = logprob_gradient(*of_logprob, sharpness)  # [C, R]
                 else:
-                    grad_logits = gradient(
-                        logits,
-                        peak[tokens],
-                        log_total[tokens],
-                        g_logprobs[tokens],
-                        entropy[tokens],
-                        g_entropy[tokens],
-                        sharpness,
-                    )  # [C, R]
+                    of_entropy = (entropy[tokens], g_entropy[tokens])  # [C, 1] each
+                    grad_logits = gradient(*of_logprob, *of_entropy, sharpness)  # [C, R]
                 at_label = torch.where(in_tile[:, None], g_logprobs[tokens], 0)  # [C, 1]
                 grad_logits.scatter_add_(-1, label_row, at_label)
                 grad_logits = grad_logits.to(hidden.dtype)

@@ -112,10 +112,8 @@ def check_mixture(
     expected = "0 for a mixture of experts: with adapters vLLM takes experts that a CPU cannot run, so it is not tested"
     expect(rank == 0, "trainer.lora.rank", rank, expected, "Train all weights.")
     degree, inner = generator.tensor_parallel_degree, entries["moe_intermediate_size"]
-    field, expected = (
-        "generator.tensor_parallel_degree",
-        f"a divisor of moe_intermediate_size {inner}",
-    )
+    field = "generator.tensor_parallel_degree"
+    expected = f"a divisor of moe_intermediate_size {inner}"
     expect(inner % degree == 0, field, degree, expected, "Use another degree.")
 
 

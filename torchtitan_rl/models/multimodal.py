@@ -40,9 +40,8 @@ def text_of(found: "PretrainedConfig", folder: Path) -> "PretrainedConfig":
     text = found.text_config
     text.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(text)].__name__]
     has_head = any(name.endswith(HEAD) for name, _ in stored_tensors(folder))
-    text.tie_word_embeddings = found.tie_word_embeddings and (
-        text.tie_word_embeddings or not has_head
-    )
+    is_tied = text.tie_word_embeddings or not has_head
+    text.tie_word_embeddings = found.tie_word_embeddings and is_tied
     if quantization := getattr(found, "quantization_config", None):
         text.quantization_config = quantization
     return text
@@ -65,9 +64,7 @@ class TextReader(HuggingFaceStorageReader):
         metadata = super().read_metadata()
         stored = metadata.state_dict_metadata
         self._stored = {text_name(name): name for name in stored}
-        metadata.state_dict_metadata = {
-            name: stored[theirs] for name, theirs in self._stored.items()
-        }
+        metadata.state_dict_metadata = {ours: stored[name] for ours, name in self._stored.items()}
         return metadata
 
     def read_data(self, plan: Any, planner: Any) -> Any:

@@ -193,9 +193,7 @@ def score(
             first_row=first_row,
             compile=head.compile_chunks,
         )  # [M] each
-        columns: dict[str, Tensor] = {}  # [M] each
-        if reader is not None:
-            columns = reader(head_input._replace(hidden=hidden))
+        columns = reader(head_input._replace(hidden=hidden)) if reader else {}  # [M] each
         found = TokenScores(logprobs, entropy, columns)
         return found if only is None else found.spread(only, len(labels))
 

@@ -38,9 +38,8 @@ class Lora:
         if isinstance(config, HFDecoder.Config):
             return dataclasses.replace(config, lora=self.config)
         config = copy.deepcopy(config)  # the converter writes into it
-        linear = {
-            fqn.rpartition(".")[2] for fqn, *_ in config.traverse(Linear.Config, recurse=True)
-        }
+        layers = config.traverse(Linear.Config, recurse=True)
+        linear = {fqn.rpartition(".")[2] for fqn, *_ in layers}
         names = {name for target in self.config.targets for name in MATRICES[target].torchtitan}
         settings = LoRAConverter.Config(
             rank=self.config.rank, alpha=self.config.alpha, target_modules=sorted(names & linear)
@@ -86,10 +85,8 @@ def start_adapters(model: nn.Module) -> None:
         elif ".lora_a." in name:
             seed = int.from_bytes(sha256(canonical_fqn(name).encode()).digest()[:7])
             random = torch.Generator().manual_seed(seed)
-            whole = (
-                torch.empty(parameter.shape).uniform_(-1, 1, generator=random)
-                / parameter.shape[1] ** 0.5
-            )
+            numbers = torch.empty(parameter.shape).uniform_(-1, 1, generator=random)
+            whole = numbers / parameter.shape[1] ** 0.5
             local_shard(parameter).copy_(own_part(whole, parameter))
 
 

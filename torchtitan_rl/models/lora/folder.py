@@ -35,25 +35,22 @@ def write_adapter(
     """
     output.mkdir(parents=True, exist_ok=True)
     targets = sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors})
+    # Vision has layers of the same names, so the text's are named by a regular expression.
+    of_part = rf".*\.{re.escape(PART)}.*\.({'|'.join(targets)})"
     described = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": config.rank,
         "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
-        # vision has layers of the same names, so the text's are named by a regular expression
-        "target_modules": rf".*\.{re.escape(PART)}.*\.({'|'.join(targets)})"
-        if of_text
-        else targets,
+        "target_modules": of_part if of_text else targets,
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
     }
     (output / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n")
     begin = PREFIX + (f"model.{PART}" if of_text else "model.")
-    named = {
-        begin + name.removeprefix("model."): tensor.contiguous() for name, tensor in tensors.items()
-    }
+    named = {begin + n.removeprefix("model."): t.contiguous() for n, t in tensors.items()}
     save_file(named, output / FILE, metadata={"format": "pt"})
 
 
