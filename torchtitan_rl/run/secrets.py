@@ -48,33 +48,26 @@ def _hidden(value: Any, secrets: Sequence[str]) -> Any:
             value = pattern.sub(rf"\1{HIDDEN}", value)
         return value
     if isinstance(value, Mapping):
-        return {
-            key: HIDDEN if _is_secret(key, entry) else _hidden(entry, secrets)
-            for key, entry in value.items()
-        }
+        return {key: _hidden_entry(key, entry, secrets) for key, entry in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return [
-            HIDDEN
-            if str(before).startswith("--") and _is_secret(before, entry)
-            else _hidden(entry, secrets)
-            for before, entry in zip(["", *value], value)
-        ]
+        words = [before if str(before).startswith("--") else "" for before in ["", *value]]
+        return [_hidden_entry(word, entry, secrets) for word, entry in zip(words, value)]
     return value
 
 
-def _is_secret(name: Any, value: Any) -> bool:
-    """Whether a text is a secret by the name of its field or command-line option."""
-    return isinstance(value, str) and value != "" and _NAME.search(str(name)) is not None
+def _hidden_entry(name: Any, entry: Any, secrets: Sequence[str]) -> Any:
+    """The value of a field or a command-line option, which may be a secret by its name."""
+    is_secret = isinstance(entry, str) and entry != "" and _NAME.search(str(name))
+    return HIDDEN if is_secret else _hidden(entry, secrets)
 
 
 def _values_of_variables() -> list[str]:
     """The secrets in the environment, longest first. A file's path, as in GOOGLE_APPLICATION_CREDENTIALS, is none."""
     patterns = [name.strip() for name in os.environ.get(MORE_NAMES, "").split(",")]
-    values = [
-        value
-        for name, value in os.environ.items()
-        if name != MORE_NAMES
-        and (_VARIABLE.search(name) or any(fnmatch(name, pattern) for pattern in patterns))
-    ]
-    secrets = [v for v in values if len(v) >= _SHORTEST and not os.path.exists(v)]
+    secrets = []
+    for name, value in os.environ.items():
+        is_named = _VARIABLE.search(name) or any(fnmatch(name, pattern) for pattern in patterns)
+        is_text = len(value) >= _SHORTEST and not os.path.exists(value)
+        if is_named and is_text and name != MORE_NAMES:
+            secrets.append(value)
     return sorted(secrets, key=len, reverse=True)
