@@ -82,11 +82,9 @@ def _check_builds(config: Any, path: str = "") -> None:
             owner = type(part)._owner
             if owner is None:
                 continue
-            sound = (
-                built_by(part) is owner
-                or type(part).build is not owner.Config.build
-                or len(fields(part)) == len(fields(owner.Config))
-            )
+            builds_itself = type(part).build is not owner.Config.build
+            has_no_own = len(fields(part)) == len(fields(owner.Config))
+            sound = built_by(part) is owner or builds_itself or has_no_own
             builds = f"as this one builds {owner.__qualname__}"
             expected = f"a Config inside the class that it builds, {builds}"
             remedy = "Move it into your class, as Config."
@@ -158,10 +156,8 @@ def _check_own_ranks(config: "RunConfig", world_size: int) -> None:
 def _check_corrected(config: "RunConfig", alone: str) -> None:
     """Check that tokens which older weights sampled are corrected for."""
     algorithm = config.algorithm
-    corrected = (
-        not isinstance(algorithm.mismatch, NoCorrection.Config)
-        or algorithm.old_logprobs == "sampler"
-    )
+    corrects = not isinstance(algorithm.mismatch, NoCorrection.Config)
+    corrected = corrects or algorithm.old_logprobs == "sampler"
     expected = f"a correction {alone}, for tokens of older weights"
     remedy = "Use TokenTruncate.Config() (--algorithm.old-logprobs sampler: the ratio contains it)."
     expect(corrected, "algorithm.mismatch", "none", expected, remedy)
@@ -178,24 +174,20 @@ def _check_layout(config: "RunConfig", world_size: int) -> None:
         f"tensor_parallel_degree {p.tensor_parallel_degree} x data_parallel_replicate_degree {p.data_parallel_replicate_degree} x "
         f"data_parallel_shard_degree {p.data_parallel_shard_degree} (-1: the ranks that are left)"
     )
-    where = (
-        f"trainer.parallelism on {trainers} ranks (NGPU x NNODES{' - generator.ranks' * (own > 0)})"
-    )
+    ranks = "NGPU x NNODES - generator.ranks" if own else "NGPU x NNODES"
+    where = f"trainer.parallelism on {trainers} ranks ({ranks})"
     if p != TrainerConfig().parallelism:  # the default fits any number of ranks
         from torchtitan.distributed import ParallelDims  # a second
 
         with correctable(f"{where}: {degrees} do not fit them:"):
             ParallelDims.from_config(p, trainers)
     degree, prompts = config.generator.tensor_parallel_degree, config.num_prompts_per_step
-    field, expected = (
-        "generator.tensor_parallel_degree",
-        f"a divisor of the {samplers} ranks{' that sample' * (own > 0)}",
-    )
+    field, which = "generator.tensor_parallel_degree", " that sample" if own else ""
+    expected = f"a divisor of the {samplers} ranks{which}"
     expect(samplers % degree == 0, field, degree, expected, "Change it, or the ranks.")
     replicas = samplers // degree
-    expected = (
-        f"at least {replicas}, one for each generator replica ({samplers} ranks / {field} {degree})"
-    )
+    divided = f"{samplers} ranks / {field} {degree}"
+    expected = f"at least {replicas}, one for each generator replica ({divided})"
     remedy = "Raise it, or start fewer ranks (NGPU)."
     expect(prompts >= replicas, "num_prompts_per_step", prompts, expected, remedy)
 
@@ -280,9 +272,8 @@ def check_lengths(config: "RunConfig") -> None:
     # The turns of a rollout may be in several traces. Then only a turn must fit.
     turn = config.conversations.max_turn_tokens or math.inf
     room = max(longest - prompt, longest // 2)
-    shorter = [
-        f"{field}.max_tokens {room}" for field, s in samplings.items() if s.max_tokens > room
-    ]
+    longer = [field for field, sampling in samplings.items() if sampling.max_tokens > room]
+    shorter = [f"{field}.max_tokens {room}" for field in longer]
     if prompt > longest - room:
         shorter.append(f"prompts.max_prompt_tokens {longest - room}")
     kept = " ".join(f"--{setting.replace('_', '-')}" for setting in shorter)
@@ -369,9 +360,7 @@ def check_teacher(config: "RunConfig", loss: Loss) -> None:
             expect(not value, field, value, expected, remedy)
         return
     expected = f"a model, from which the loss {name} learns"
-    remedy = (
-        "Name its folder, or a model on the hub, or a teacher_hint for the policy to teach itself."
-    )
+    remedy = "Name a folder, a model on the hub, or a teacher_hint for the policy to teach itself."
     expect(bool(named), "teacher", "", expected, remedy)
     records = config.truncates or config.generator.router_replay
     expected = "none with sampling.top_p, top_k, min_p or generator.router_replay, which record each token of the policy's prompt"
