@@ -115,13 +115,8 @@ class Checkpointer(Configurable):
         """
         self._check_folder()
         self._set_later_aside(step)
-        due = (
-            last_step
-            or step % self.config.interval == 0
-            or step == self._best
-            or self._overdue_since is not None
-        )
-        if not (self.config.enable and due):
+        due = last_step or step % self.config.interval == 0 or step == self._best
+        if not (self.config.enable and (due or self._overdue_since is not None)):
             return False
         try:
             self._write(step)
@@ -168,13 +163,8 @@ class Checkpointer(Configurable):
             raise
 
     def _finish(self, step: int, files: dict[str, dict[str, Any]]) -> None:
-        about = {
-            "step": step,
-            "world_size": dist.get_world_size(),
-            "config": self.config_fields,
-            "base": self._base,
-        }
-        self.folder.finish(step, files, about)
+        about = {"step": step, "world_size": dist.get_world_size(), "base": self._base}
+        self.folder.finish(step, files, {**about, "config": self.config_fields})
         if step == self._best:
             self.folder.mark_best(step)
         self.folder.purge(self.config.keep_latest_k)

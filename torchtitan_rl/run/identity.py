@@ -90,15 +90,9 @@ def repositories(folders: Iterable[str | Path]) -> tuple[list[dict[str, Any]], s
 
 
 def _git(folder: str | Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(folder), *arguments],
-        check=True,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=20,
-    )
-    return done.stdout
+    command = ["git", "-C", str(folder), *arguments]
+    read = {"capture_output": True, "text": True, "errors": "replace"}
+    return subprocess.run(command, check=True, timeout=20, **read).stdout
 
 
 @cache
@@ -115,10 +109,8 @@ def _users_source(part: type | Callable) -> str:
 def _with_classes(value: Any, plain: Any) -> Any:
     """`plain`, which was made from `value`, with the class of each config in it."""
     if is_dataclass(value) and isinstance(plain, dict):
-        parts = {
-            name: _with_classes(getattr(value, name, None), entry) for name, entry in plain.items()
-        }
-        return {CLASS: reference(built_by(value)), **parts}
+        of_value = {name: getattr(value, name, None) for name in plain}
+        return {CLASS: reference(built_by(value)), **_with_classes(of_value, plain)}
     if isinstance(value, dict) and isinstance(plain, dict):
         return {name: _with_classes(value.get(name), entry) for name, entry in plain.items()}
     if isinstance(value, (list, tuple)) and isinstance(plain, (list, tuple)):

@@ -19,9 +19,8 @@ SAME_REQUEST_S = 1.0
 
 def stop_signals() -> list[int]:
     """The signals of STOP_SIGNALS that this process must handle: nohup has it ignore SIGHUP."""
-    return [
-        n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN
-    ]
+    ignores = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [n for n in STOP_SIGNALS if not (n == signal.SIGHUP and ignores)]
 
 
 def die_with_parent() -> None:

@@ -184,12 +184,9 @@ def _planned_exit_code(status: RankStatus) -> int:
     if status.outcome == "done":
         return 0
     number = int(status.outcome)
-    if (
-        number in (signal.SIGUSR1, signal.SIGUSR2)
-        and CheckpointFolder(Path(status.run_folder)).newest()
-    ):
-        return REQUEUE
-    return 128 + number
+    newest = CheckpointFolder(Path(status.run_folder)).newest()
+    may_requeue = newest and number in (signal.SIGUSR1, signal.SIGUSR2)
+    return REQUEUE if may_requeue else 128 + number
 
 
 def say(text: str) -> None:

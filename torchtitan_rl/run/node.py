@@ -31,9 +31,7 @@ def environment_kind() -> str:
 def gpu_count() -> int:
     """Number of NVIDIA GPUs of this node that CUDA_VISIBLE_DEVICES leaves visible; 0 without a GPU or its driver."""
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
-        ).stdout
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
     except OSError:
         return 0
     gpus = len(re.findall(r"^GPU \d+: ", listed, re.MULTILINE))

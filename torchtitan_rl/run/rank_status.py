@@ -178,9 +178,9 @@ def has_vanished(status: RankStatus) -> bool:
 def rank_failed() -> bool:
     """Whether a rank of this node has failed or vanished, so that torchrun ends the others."""
     marker = failure_marker()
-    return marker is not None and (
-        marker.exists() or any(has_vanished(status) for status in read_statuses(marker.parent))
-    )
+    if marker is None:
+        return False
+    return marker.exists() or any(map(has_vanished, read_statuses(marker.parent)))
 
 
 def is_stopped(status: RankStatus) -> bool:

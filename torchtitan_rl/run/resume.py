@@ -48,12 +48,8 @@ BINDING = {
 }
 """Fields whose change would make a resumed run silently wrong, and why."""
 OF_STEPS = (
-    "seed",
-    "num_prompts_per_step",
-    "sampling.n",
-    "trainer.num_epochs",
-    "trainer.num_minibatches",
-)
+    "seed", "num_prompts_per_step", "sampling.n", "trainer.num_epochs", "trainer.num_minibatches",
+)  # fmt: skip
 """Those of them that do not matter to `eval_only`, which makes no step."""
 ONLY_TYPE = ("trainer.optimizer", "prompts")
 """Those of them of which only the class counts."""

