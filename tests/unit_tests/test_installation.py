@@ -54,9 +54,7 @@ def test_builds_that_do_not_fit_each_other_are_refused(installed, kind, builds):
 
 def test_a_gpu_that_does_not_answer_is_refused_with_the_drivers_version_that_is_needed(installed):
     installed("gpu", cuda="13.0")
-    with pytest.raises(
-        UserError, match=r"torch finds no GPU that it can use. Its driver must be 580 or newer \(nvidia-smi\), and"
-    ):
+    with pytest.raises(UserError, match=r"torch finds no GPU that it can use. Its driver must be 580 or newer"):
         node.check_environment()
 
 

@@ -45,10 +45,7 @@ OPTIONS = [
     ("--dump-folder s3://bucket/run", "dump_folder = 's3://bucket/run': expected a path, no URL"),
     (f"--dump-folder {'a' * 300}", f"dump_folder = '{'a' * 300}': expected names of at most 255 bytes. Shorten it."),
     ("--resume step-4", "resume = 'step-4': expected auto, never, a step such as 40, or the folder of another run"),
-    (
-        "--prompts.max-prompt-tokens 100000",
-        "512 positions. It has room for prompts.max_prompt_tokens 100000 and max_tok",
-    ),
+    ("--prompts.max-prompt-tokens 100000", "512 positions. It has room for prompts.max_prompt_tokens 100000 and"),
     (
         "--sampling.max-tokens 300 --generator.max-model-len 64",
         "generator.max_model_len 64. To keep that, use --sampling.max-tokens 32 "
@@ -69,15 +66,9 @@ OPTIONS = [
     ("--evaluation.stop-after 2", "evaluation.best_by = '': expected a metric, as evaluation.stop_after asks"),
     ("--eval-only --evaluation.sampling.n 0", "evaluation.sampling.n = 0: expected 1 or more, here or in evaluation"),
     ("--evaluation.sampling.n 4", "evaluation.sampling.n = 4: expected 1 with temperature 0"),
-    (
-        "--trainer.optimizer.lr -1",
-        "trainer.optimizer.lr = -1.0: expected at least 0 and at most 1. Full fine-tuning usually takes 1e-6.",
-    ),
+    ("--trainer.optimizer.lr -1", "trainer.optimizer.lr = -1.0: expected at least 0 and at most 1. Full fine-tuning"),
     ("--trainer.lora.alpha 64", "trainer.lora.rank = 0: expected 1 or more with trainer.lora.alpha or targets"),
-    (
-        "--algorithm.truncation.mode penalty --algorithm.truncation.cache-tokens 99",
-        "cache_tokens = 99: expected at most",
-    ),
+    ("--algorithm.truncation.mode penalty --algorithm.truncation.cache-tokens 99", "cache_tokens = 99: expected at"),
     (f"{TP} 2", "trainer.parallelism on 1 ranks (NGPU x NNODES): tensor_parallel_degree 2 x data_parallel"),
     ("--trainer.parallelism.pipeline-parallel-degree 2", "pipeline_parallel_degree = 2: expected 1, as it is not"),
     ("--metrics.sinks consol", "metrics.sinks = 'consol': expected one of console, jsonl"),
@@ -87,11 +78,7 @@ OPTIONS = [
 IN_FLIGHT = "--in-flight.prompts 24 --algorithm.old-logprobs sampler"
 OPTIONS_OF_RANKS = [
     (2, "--in-flight.prompts 23", "in_flight.prompts = 23: expected a multiple of the 2 generator replicas"),
-    (
-        1,
-        f"{IN_FLIGHT} --algorithm.zero-variance refill",
-        'zero_variance = \'refill\': expected "keep" or "drop" with in_',
-    ),
+    (1, f"{IN_FLIGHT} --algorithm.zero-variance refill", 'zero_variance = \'refill\': expected "keep" or "drop" with'),
     (1, f"{IN_FLIGHT} --sampling.stop x", "sampling.stop = ['x']: expected none with in_flight.prompts"),
     (4, "--num-prompts-per-step 3", "one for each generator replica (4 ranks / generator.tensor_parallel_degree 1)"),
     (4, f"{TP} 4", "tensor_parallel_degree = 4: expected a divisor of the model's heads, key-value heads and"),
@@ -100,17 +87,9 @@ OPTIONS_OF_RANKS = [
     (3, "--generator.ranks 1 --generator.tensor-parallel-degree 2", "expected a divisor of the 1 ranks that sample"),
     (4, f"--generator.ranks 1 {TP} 2", "trainer.parallelism on 3 ranks (NGPU x NNODES - generator.ranks)"),
     (2, "--generator.ahead 1", "generator.ahead = 1: expected 0 without generator.ranks"),
-    (
-        2,
-        "--generator.ranks 1 --generator.ahead 1",
-        "algorithm.mismatch = 'none': expected a correction with generator.ahead",
-    ),
+    (2, "--generator.ranks 1 --generator.ahead 1", "algorithm.mismatch = 'none': expected a correction with"),
     (2, "--generator.ranks 1 --generator.sleep True", "generator.sleep = True: expected False"),
-    (
-        2,
-        "--generator.ranks 1 --generator.router-replay",
-        "generator.router_replay = True: expected False with generator.ranks",
-    ),
+    (2, "--generator.ranks 1 --generator.router-replay", "generator.router_replay = True: expected False with"),
     (2, "--config debug_sft --generator.ranks 1", "generator.ranks = 1: expected 0 with demonstrations"),
 ]
 
@@ -199,14 +178,8 @@ def test_wrong_assignment_of_a_config_function_is_refused(line, message, tmp_pat
             {"train_example": lambda self, i, *, seed: Example(text=str(time.perf_counter_ns()), expected_answer="1")},
             "expected the same example at every call with one index and seed. Draw chance from random.Random",
         ),
-        (
-            {"leave_out": lambda self, faults: 1 / 0},
-            "Mine.leave_out: expected a method that returns, but it raises ZeroD",
-        ),
-        (
-            {"held_out_examples": lambda self, num: []},
-            "Mine.held_out_examples(1) = []: expected a list with an Example",
-        ),
+        ({"leave_out": lambda self, faults: 1 / 0}, "Mine.leave_out: expected a method that returns, but it raises"),
+        ({"held_out_examples": lambda self, num: []}, "Mine.held_out_examples(1) = []: expected a list with an"),
     ],
 )
 def test_wrong_method_of_a_users_task_is_refused(methods, message):
@@ -232,10 +205,7 @@ def test_wrong_setting_of_the_prompts_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"weights": {"correct": 0, "format": 0}},
-            "grader.weights = {'correct': 0, 'format': 0}: expected a weight other",
-        ),
+        ({"weights": {"correct": 0, "format": 0}}, "grader.weights = {'correct': 0, 'format': 0}: expected a weight"),
         ({"rewards": ["torchtitan_rl.rewards:length"]}, "give a default, or call a factory: length(...)"),
         ({"weights": {"correkt": 1}}, "Did you mean correct or format? "),
         ({"weights": {"short": 1}}, "of your own in --grader.rewards too: path/to/file.py:short."),
@@ -249,14 +219,8 @@ def test_wrong_setting_of_the_grader_is_refused(settings, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: AgentEnvironment("python agent.py"),
-            "agent = 'python agent.py': expected Sequence[str] | Callable[..., ",
-        ),
-        (
-            lambda: type("E", (ToolEnvironment,), {"role": "bot"})([]),
-            "E.role = 'bot': expected one of ('user', 'tool', 'sy",
-        ),
+        (lambda: AgentEnvironment("python agent.py"), "agent = 'python agent.py': expected Sequence[str]"),
+        (lambda: type("E", (ToolEnvironment,), {"role": "bot"})([]), "E.role = 'bot': expected one of ('user'"),
     ],
 )
 def test_wrong_environment_is_refused(make, message):
@@ -274,9 +238,7 @@ def test_wrong_environment_is_refused(make, message):
 
 def test_task_without_a_start_needs_a_folder():
     config = replace(load_config("debug"), task=SumDigits.Config(instruction="Add:"))
-    with pytest.raises(
-        UserError, match="this task with task.instruction 'Add:' makes no start itself. Pass --hf-assets"
-    ):
+    with pytest.raises(UserError, match="this task with task.instruction 'Add:' makes no start itself. Pass"):
         prepare_start(config)
 
 
@@ -303,10 +265,7 @@ def cut(file: Path, size: int) -> None:
     ("spoil", "message"),
     [
         (shutil.rmtree, "has no such folder"),
-        (
-            lambda f: (f / "config.json").unlink(),
-            "has no config.json. Pass --hf-assets-path FOLDER, or a name on the hub",
-        ),
+        (lambda f: (f / "config.json").unlink(), "has no config.json. Pass --hf-assets-path FOLDER, or a name on the"),
         (lambda f: (f / "model.safetensors").unlink(), r"has no \*.safetensors"),
         (lambda f: cut(f / "tokenizer.json", 100), "expected a tokenizer that transformers can load, but "),
         (lambda f: cut(f / "model.safetensors", 5000), "its model.safetensors cannot be read"),
@@ -353,9 +312,7 @@ def test_tokenizer_that_does_not_fit_is_refused(tmp_path):
 def test_end_token_that_is_no_id_is_refused(tmp_path):
     save_tiny_start(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [[1]]}')
-    with pytest.raises(
-        UserError, match=r"a list of them as eos_token_id, but its generation_config.json has \[\[1\]\]"
-    ):
+    with pytest.raises(UserError, match=r"a list of them as eos_token_id, but its generation_config.json has"):
         folder_end_token_ids(tmp_path, load_tokenizer(str(tmp_path)))
 
 

@@ -145,11 +145,7 @@ PENALTY = Truncation.Config(mode="penalty", cut_reward=-0.5)
         (Gdpo.Config(), {"credit": "turn"}, "credit = .* with Gdpo"),
         (Gdpo.Config(), {"zero_variance": "drop"}, "zero_variance = .* with Gdpo"),
         (Gdpo.Config(), {"kl": IN_REWARD}, "kl.placement = 'reward': expected \"loss\" with Gdpo"),
-        (
-            Gdpo.Config(),
-            {"truncation": Truncation.Config(cut_reward=-1e-3)},
-            "truncation.cut_reward = -0.001: expected 0 ",
-        ),
+        (Gdpo.Config(), {"truncation": Truncation.Config(cut_reward=-1e-3)}, "truncation.cut_reward = -0.001"),
         (MaxRl.Config(lowest=-9.0), {"kl": IN_REWARD}, "kl.placement = 'reward': expected \"loss\" with MaxRl"),
         (MaxRl.Config(), {"truncation": PENALTY}, "advantage.lowest = 0.0: expected at most -1.5"),
     ],

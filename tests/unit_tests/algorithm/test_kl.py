@@ -17,13 +17,7 @@ def test_k3_is_accurate_at_small_ratios_in_float32():
 
 @pytest.mark.parametrize(
     ("log_ratio", "expected"),
-    [
-        (-59.0, 1 - math.exp(59)),
-        (-60.0, 1 - math.exp(60)),
-        (-61.0, 1 - math.exp(60)),
-        (-1e9, 1 - math.exp(60)),
-        (61.0, 1.0),
-    ],
+    [(-59.0, 1 - math.exp(59)), (-61.0, 1 - math.exp(60)), (-1e9, 1 - math.exp(60)), (61.0, 1.0)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_k3_gradient_points_to_the_reference_at_any_distance(log_ratio, expected, dtype):

@@ -60,10 +60,7 @@ def test_non_finite_sampler_logprob_is_reported_or_masked():
 @pytest.mark.parametrize("rewards", [[1.7e308, 1.7e308, 0.0], [1e200, -1e200, 0.0]])
 @pytest.mark.parametrize("advantage", [Grpo.Config(), BatchStd.Config()])
 def test_rewards_that_overflow_mean_or_std_are_reported_or_masked(rewards, advantage):
-    with pytest.raises(
-        NonFiniteError,
-        match=r"prompt 0, sample 0: the advantage is .*. Rewards of this size overflow, or algorithm.advantage",
-    ):
+    with pytest.raises(NonFiniteError, match=r"prompt 0, sample 0: the advantage is .*. Rewards of this size"):
         episodes_of(built(advantage=advantage), group(0, rewards))
     episodes = episodes_of(built(nonfinite="mask", advantage=advantage), group(0, rewards))
     assert [episode.credit.advantage for episode in episodes] == [0.0] * 3

@@ -1,5 +1,7 @@
 """`--preview`: what sampled answers mean for training."""
 
+import re
+
 import pytest
 
 from tests.parts.observability import group, sample
@@ -12,17 +14,14 @@ from torchtitan_rl.errors import UserError
 @pytest.mark.parametrize(
     ("rewards", "said"),
     [
-        ([(0, 1), (1, 0)], "2 of 2 prompts have answers with different rewards, which is what a step learns from."),
-        ([(0, 0), (0, 0)], "0 of 2 prompts have answers with different rewards, which is what a step learns from. "),
-        (
-            [(0, 1)] + 7 * [(0, 0)],
-            "1 of 8 prompts have answers with different rewards, which is what a step learns from. A step learns little: ",
-        ),
+        ([(0, 1), (1, 0)], r"2 of 2 prompts have answers with different rewards, .* learns from\.$"),
+        ([(0, 0), (0, 0)], r"0 of 2 prompts have answers with different rewards, .* learns from\. \w"),
+        ([(0, 1)] + 7 * [(0, 0)], r"1 of 8 prompts have answers with different rewards, .* A step learns little: "),
     ],
 )
 def test_only_groups_with_different_rewards_have_something_to_learn_from(rewards, said):
     groups = [group(i, *(sample(reward=float(one)) for one in of_group)) for i, of_group in enumerate(rewards)]
-    assert verdict(groups).startswith(said)
+    assert re.match(said, verdict(groups))
     assert f"{2 * len(rewards)} answers: reward" in measures(groups)
 
 

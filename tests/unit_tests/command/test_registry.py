@@ -111,17 +111,9 @@ def test_a_function_in_a_file_with_a_task_of_its_own_and_a_module_beside_it(tmp_
 
 
 def test_dotted_overrides_reach_the_chosen_pieces():
-    name, config = parse_args(
-        [
-            "--config",
-            "scripts/results_cells.py:gspo",
-            "--algorithm.loss.eps-high",
-            "0.01",
-            "--trainer.optimizer.lr",
-            "1e-5",
-        ]
-        + ["--trainer.parallelism.tensor-parallel-degree", "2", "--evaluation.sampling.n", "4"]
-    )
+    options = "--algorithm.loss.eps-high 0.01 --trainer.optimizer.lr 1e-5"
+    options += " --trainer.parallelism.tensor-parallel-degree 2 --evaluation.sampling.n 4"
+    name, config = parse_args(["--config", "scripts/results_cells.py:gspo", *options.split()])
     assert name == "scripts/results_cells.py:gspo"
     assert type(config.algorithm.loss).__qualname__ == "Gspo.Config"
     assert config.algorithm.loss.eps_high == 0.01

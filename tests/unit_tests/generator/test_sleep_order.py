@@ -68,17 +68,8 @@ def test_engine_sleeps_for_training_and_wakes_in_order():
     made.sleep()  # does nothing
     made.llm.calls.append("train")
     push(made, "a", "b", version=3)
-    assert made.llm.calls == [
-        "sleep 2",
-        "train",
-        "wake weights",
-        "gather a",
-        "reload_weights a",
-        "gather b",
-        "reload_weights b",
-        "wake kv_cache",
-        "reset prefix cache",
-    ]
+    filled = ["gather a", "reload_weights a", "gather b", "reload_weights b"]
+    assert made.llm.calls == ["sleep 2", "train", "wake weights", *filled, "wake kv_cache", "reset prefix cache"]
     assert made.policy_version == 3
 
 

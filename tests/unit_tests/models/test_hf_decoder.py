@@ -172,9 +172,7 @@ def test_tensor_parallelism_is_refused_by_name(family_folder):
         check_parallelism(model, 2)
     check_other_parts(model, *settings(2), on_cpu=True)
     phi = spec_from_folder(family_folder("phi3")).model
-    with pytest.raises(
-        UserError, match="generator.tensor_parallel_degree = 2: expected 1 for phi3, whose gate_up_proj, qkv_proj"
-    ):
+    with pytest.raises(UserError, match="generator.tensor_parallel_degree = 2: expected 1 for phi3, whose"):
         check_other_parts(phi, *settings(2), on_cpu=True)
 
 
@@ -198,7 +196,5 @@ def test_cohere_2_is_refused_if_the_engine_window_is_longer(tmp_path):
     save_hf_family(tmp_path, "cohere2")
     model = spec_from_folder(tmp_path).model
     check_other_parts(model, *settings(max_model_len=WINDOW), on_cpu=True)
-    with pytest.raises(
-        UserError, match="generator.max_model_len = 13: expected at most the sliding window of cohere2, 12"
-    ):
+    with pytest.raises(UserError, match="generator.max_model_len = 13: expected at most the sliding window of"):
         check_other_parts(model, *settings(max_model_len=WINDOW + 1), on_cpu=True)

@@ -159,17 +159,8 @@ def test_sharded_vocabulary_gives_equal_results_on_every_rank(monkeypatch, maske
     def rank(index):
         part = weight[cuts[index] : cuts[index + 1]].clone().requires_grad_()
         h = hidden.detach().clone().requires_grad_()
-        found = chunked_logprobs(
-            h,
-            part,
-            labels,
-            kept=kept,
-            temperature=0.7,
-            chunk_tokens=5,
-            chunk_rows=6,
-            group=index,
-            first_row=cuts[index],
-        )
+        tiles = {"chunk_tokens": 5, "chunk_rows": 6, "group": index, "first_row": cuts[index]}
+        found = chunked_logprobs(h, part, labels, kept=kept, temperature=0.7, **tiles)
         return torch.stack(found), *torch.autograd.grad((found[0] + 0.3 * found[1]).sum(), (h, part))
 
     with ThreadPoolExecutor(3) as pool:

@@ -95,28 +95,12 @@ def moe_config(**changes):
 @pytest.mark.parametrize(
     ("changes", "ranks", "said"),
     [
-        (
-            {"trainer__parallelism__tensor_parallel_degree": 2},
-            2,
-            "tensor_parallel_degree = 2: expected 1 for a mixture",
-        ),
-        (
-            {"trainer__parallelism__expert_parallel_degree": 3},
-            3,
-            "expert_parallel_degree = 3: expected a divisor of the 3",
-        ),
-        (
-            {"trainer__parallelism__expert_parallel_degree": 2},
-            1,
-            "expert_parallel_degree = 2: expected a divisor of the 1",
-        ),
+        ({"trainer__parallelism__tensor_parallel_degree": 2}, 2, "tensor_parallel_degree = 2: expected 1 for a"),
+        ({"trainer__parallelism__expert_parallel_degree": 3}, 3, "expert_parallel_degree = 3: expected a divisor of"),
+        ({"trainer__parallelism__expert_parallel_degree": 2}, 1, "expert_parallel_degree = 2: expected a divisor of"),
         ({}, 3, "data_parallel_shard_degree = -1: expected one with which FSDP divides num_experts 8"),
         ({}, 24, "or with more ranks than experts moe_intermediate_size 128, but 24 ranks do not divide 128"),
-        (
-            {"trainer__parallelism__data_parallel_replicate_degree": 2},
-            4,
-            "data_parallel_replicate_degree = 2: expected 1 for a mixture",
-        ),
+        ({"trainer__parallelism__data_parallel_replicate_degree": 2}, 4, "data_parallel_replicate_degree = 2"),
         ({"trainer__compile": True}, 1, "trainer.compile = True: expected False for a mixture of experts"),
         ({"trainer__lora__rank": 4}, 1, "trainer.lora.rank = 4: expected 0 for a mixture of experts"),
         ({"generator__tensor_parallel_degree": 3}, 1, "generator.tensor_parallel_degree = 3: expected a divisor of"),

@@ -93,8 +93,7 @@ def test_invalid_score_in_a_batch_names_its_prompt(build):
     asked = [group(str(i), prompt_idx=i, text=f"prompt {i}") for i in range(3)]
     config = {"scope_of": {"one_bad": "batch"}}
     with pytest.raises(
-        RewardError,
-        match="'one_bad' failed on prompt 'prompt 1' .*batch of 3 prompts.: returned nan for completion 0 .'1'",
+        RewardError, match="'one_bad' failed on prompt 'prompt 1' .*: returned nan for completion 0 .'1'"
     ):
         build(one_bad, **config).grade(asked)
     scored = build(one_bad, **config, on_failure="none").grade(asked)

@@ -68,8 +68,6 @@ def test_hanging_function_times_out(function):
     scored = score(tolerant, "a", "b")
     assert rewards(scored) == [None, None]
     assert "longer than 0.2 s" in scored[0].extra[f"error/{function.__name__}"]
-    with pytest.raises(
-        RewardError, match="longer than 0.1 s.*Make it faster, raise grader.time_limit_seconds_of, or set"
-    ):
+    with pytest.raises(RewardError, match="longer than 0.1 s.*Make it faster, raise grader.time_limit_seconds_of, or"):
         score(grader(function, time_limit_seconds_of={function.__name__: 0.1}), "a")
     assert time.monotonic() - start < 15

@@ -29,10 +29,7 @@ def test_logged_metrics_are_returned_as_mean_and_count():
     ("call", "reason"),
     [
         (lambda log_extra, _: log_extra("bad", ["x"]), "log_extra('bad', ...): 1 values for 2 completions"),
-        (
-            lambda log_extra, _: [log_extra("bad", [i]) for i in range(3)],
-            "log_extra('bad', ...): 3 values for 2 completions",
-        ),
+        (lambda log_extra, _: [log_extra("bad", [i]) for i in range(3)], "log_extra('bad', ...): 3 values for 2"),
         (lambda log_extra, _: log_extra("bad", 7), "log_extra('bad', ...): "),
         (lambda log_extra, _: log_extra("bad", [threading.Lock()] * 2), "log_extra('bad', ...): "),
         (lambda _, log_metric: log_metric("bad", "many"), "log_metric('bad', ...): "),

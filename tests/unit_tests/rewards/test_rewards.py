@@ -46,13 +46,8 @@ def test_format_rewards():
     assert of(tags(["think", "answer"]), good, good + "!", "<answer>b</answer>", "<think><think>a</think></think>") == [
         1.0, 0.0, 0.0, 0.0,
     ]  # fmt: skip
-    assert of(json_object(["a"]), '{"a": 1}', '```json\n{"a": 1}\n```', '{"b": 1}', "[1]", "{") == [
-        1.0,
-        1.0,
-        0.0,
-        0.0,
-        0.0,
-    ]
+    objects = ['{"a": 1}', '```json\n{"a": 1}\n```', '{"b": 1}', "[1]", "{"]
+    assert of(json_object(["a"]), *objects) == [1.0, 1.0, 0.0, 0.0, 0.0]
     assert of(regex(r"a.b"), "xa\nbx", "ab") == [1.0, 0.0]
     assert of(regex(r"a.b", whole=True), "a\nb", "xa\nbx") == [1.0, 0.0]
 
@@ -77,11 +72,7 @@ def test_an_answer_inside_the_thinking_that_the_prompt_opened_earns_nothing(mess
         assert cut_off.correct is wrong.correct is False
         assert closed.reward_breakdown["exact_match"] == float(end != "[ANSWER] 46")
         assert closed.correct == (end == "[ANSWER] 46")
-        assert seen[-3:] == [
-            end,
-            f"Hm.</think>{end}",
-            f"{end}?</think>No idea.",
-        ]  # a user's function: as it was written
+        assert seen[-3:] == [end, f"Hm.</think>{end}", f"{end}?</think>No idea."]  # a user's function: as written
     [spoken] = score(graded, "[ANSWER] 46", **asked | {"text": "Put your thoughts in <think>. What is 12 + 34?\n"})
     assert spoken.correct
 

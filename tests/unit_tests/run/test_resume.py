@@ -59,12 +59,8 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(config, tmp_
 def test_a_resumed_run_has_the_date_of_its_start_and_a_new_run_todays(config, tmp_path, capsys):
     accept = accept_from(config, tmp_path / "run")
     config.prompts.date = ""
-    for config.dump_folder, config.resume in (
-        ("run", "auto"),
-        ("run", "10"),
-        ("new", "run"),
-        ("new", "run/checkpoint/step-10"),
-    ):
+    runs = ("run", "auto"), ("run", "10"), ("new", "run"), ("new", "run/checkpoint/step-10")
+    for config.dump_folder, config.resume in runs:
         config.dump_folder = str(tmp_path / config.dump_folder)
         if not is_choice(config.resume):
             config.resume = str(tmp_path / config.resume)
@@ -102,8 +98,7 @@ def test_a_change_that_would_be_silently_wrong_is_refused_until_it_is_accepted(a
     config.algorithm.loss.eps_low = 0.3
     (tmp_path / "start" / "tokenizer.json").write_text("{ }")
     with pytest.raises(
-        UserError,
-        match=r"resume = 'auto': .*algorithm.loss.eps_low 0.2 -> 0.3 .*; seed 0 -> 4 .*; tokenizer .*--resume-changed",
+        UserError, match=r"'auto': .*loss.eps_low 0.2 -> 0.3 .*; seed 0 -> 4 .*; tokenizer .*--resume-changed"
     ):
         accept()
     config.resume = str(tmp_path)

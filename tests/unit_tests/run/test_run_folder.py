@@ -68,9 +68,7 @@ def test_a_node_that_sees_another_folder_is_named(tmp_path):
     (tmp_path / "run.lock").write_text("this run")
     check_shared(tmp_path, "this run")
     for other in (tmp_path, tmp_path / "missing" / "run"):
-        with pytest.raises(
-            UserError, match=f"node {socket.gethostname()} does not see .*--dump-folder on a file system"
-        ):
+        with pytest.raises(UserError, match=f"node {socket.gethostname()} does not see .*--dump-folder on a file"):
             check_shared(other, "another run", patience_s=0.3)
 
 

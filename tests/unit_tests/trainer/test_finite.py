@@ -68,9 +68,7 @@ def test_non_finite_weights_always_stop_training(parts):
         model[0].weight[0, 0] = math.nan
     with pytest.raises(NonFiniteLossError, match="the update left the weights of 0.weight not finite"):
         FiniteUpdates(*parts, skip=9).check_weights()
-    with pytest.raises(
-        NonFiniteLossError, match="the weights of 0.weight not finite; the update was not applied. Go on from"
-    ):
+    with pytest.raises(NonFiniteLossError, match="the weights of 0.weight not finite; the update was not applied. Go"):
         FiniteUpdates(*parts, skip=9).check_update(math.nan, math.nan)
     with pytest.raises(NonFiniteLossError, match="the weights of 0.weight not finite, as loaded"):
         FiniteUpdates(*parts, skip=9).check_loaded()

@@ -91,9 +91,7 @@ def test_nan_counts_as_the_largest_logprob_diff():
 
 @pytest.mark.parametrize("diff", [0.2, math.inf, math.nan])
 def test_gate_stops_with_the_likely_causes(diff):
-    with pytest.raises(
-        LogprobGateError, match=r"max_diff 0\.1: .*stale weights.*prefix cache.*temperature.*kept by top_p"
-    ):
+    with pytest.raises(LogprobGateError, match=r"max_diff 0\.1: .*stale weights.*prefix cache.*temperature.*kept by"):
         gate_in("float32", max_diff=0.1).check(tokens([diff]))
 
 
@@ -108,9 +106,7 @@ def test_logprob_diff_distribution_is_compared_with_earlier_steps():
     for step in range(30):  # bfloat16: tenths on a rare token, a mean that moves
         rare = [0.4] * (step % 2)
         gate.check(tokens([*generator.exponential(1e-3 * (1 + step % 3), size=4000), *rare]))
-    with pytest.raises(
-        LogprobGateError, match=r"mean / \(1 - mu \+ 0.0001\) is .* over 10 x the median .* of the 20 steps before"
-    ):
+    with pytest.raises(LogprobGateError, match=r"mean / \(1 - mu \+ 0.0001\) is .* over 10 x the median .* of the 20"):
         gate.check(tokens(generator.exponential(0.06, size=4000)))
 
 

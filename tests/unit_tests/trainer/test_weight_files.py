@@ -38,9 +38,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
     entries = json.loads((tmp_path / "config.json").read_text())
     entries |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     (tmp_path / "config.json").write_text(json.dumps(entries))
-    with pytest.raises(
-        UserError, match=r"model.layers.0.self_attn.k_norm.weight is loaded by no part of that model, .* and 3 more"
-    ):
+    with pytest.raises(UserError, match=r"0.self_attn.k_norm.weight is loaded by no part of that model, .* and 3 more"):
         check(tmp_path)
 
 
@@ -83,7 +81,5 @@ def test_a_missing_tensor_and_one_of_another_shape_are_named_before_they_are_loa
 def test_an_index_whose_files_are_not_there_is_refused_also_beside_a_whole_file(tmp_path, index, lacks):
     save_odd_checkpoint(tmp_path, "llama")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(
-        UserError, match=f"files that its model.safetensors.index.json names, but it lacks {lacks}. Download"
-    ):
+    with pytest.raises(UserError, match=f"files that its model.safetensors.index.json names, but it lacks {lacks}"):
         check(tmp_path)

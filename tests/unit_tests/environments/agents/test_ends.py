@@ -117,9 +117,7 @@ def test_failing_agent_ends_its_conversation_with_a_reason_and_others_continue(t
 
 
 def test_by_default_a_failed_agent_stops_the_run_with_its_reason(talk):
-    with pytest.raises(
-        ConversationError, match="AgentEnvironment of prompt .* failed: AgentFailed: the agent ended with"
-    ):
+    with pytest.raises(ConversationError, match="AgentEnvironment of prompt .* failed: AgentFailed: the agent ended"):
         talk("sys.exit(3)", GOOD)
     assert left_agents() == []
 

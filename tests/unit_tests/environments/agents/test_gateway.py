@@ -166,9 +166,7 @@ def test_a_key_is_known_in_each_header_that_clients_send(header):
 def is_refused(agent, reason: str) -> None:
     """The run is told why the only request of an agent was refused."""
     policy = Policy(agent)
-    with pytest.raises(
-        AgentError, match=f"the agent ended without a request; its last request was refused: .*{reason}"
-    ):
+    with pytest.raises(AgentError, match=f"ended without a request; its last request was refused: .*{reason}"):
         policy.__enter__()
     policy.environment.close("env_error")
 

@@ -49,52 +49,14 @@ VALUES = [
     {"$ref": "#"}, {"type": "object"}, {"text": 5}, {"type": "function", "function": {"name": "f"}}, {"json": "{"},
 ]  # fmt: skip
 KEYWORDS = [
-    "not",
-    "if",
-    "contains",
-    "uniqueItems",
-    "propertyNames",
-    "patternProperties",
-    "$ref",
-    "$dynamicRef",
-    "enum",
-    "const",
-    "format",
-    "pattern",
-    "minLength",
-    "maxLength",
-    "minimum",
-    "multipleOf",
-    "minItems",
-    "maxItems",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "prefixItems",
-    "items",
-    "additionalProperties",
-    "minProperties",
-    "type",
-    "required",
-    "properties",
-    "$defs",
-    "$id",
-    "$schema",
-    "x-guidance",
-]
+    "not", "if", "contains", "uniqueItems", "propertyNames", "patternProperties", "$ref", "$dynamicRef", "enum",
+    "const", "format", "pattern", "minLength", "maxLength", "minimum", "multipleOf", "minItems", "maxItems",
+    "allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalProperties", "minProperties", "type",
+    "required", "properties", "$defs", "$id", "$schema", "x-guidance",
+]  # fmt: skip
 TEXTS = [
-    "",
-    "null",
-    "[]",
-    "NaN",
-    "{",
-    "\0",
-    "[" * 100_000,
-    '{"a":' * 50_000,
-    "1" * 6000,
-    "\ufeff{}",
-    '{"messages":5,"messages":[]}',
-]
+    "", "null", "[]", "NaN", "{", "\0", "[" * 100_000, '{"a":' * 50_000, "1" * 6000, "\ufeff{}", '{"messages":5,"messages":[]}',
+]  # fmt: skip
 
 
 def places(value, way=()):
@@ -163,10 +125,7 @@ def test_each_hostile_request_is_followed_or_refused_by_name_and_hurts_nobody(ma
     ("sent", "status"),
     [
         (b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", b"401"),
-        (
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: \xff\xfe\r\nContent-Length: 0\r\n\r\n",
-            b"401",
-        ),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: \xff\xfe\r\nContent-Length: 0\r\n\r\n", b"401"),
         (b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", b"400"),
         (b"GET /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n", b"405"),
         (b"POST /v1/../../etc/passwd HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", b"404"),

@@ -30,10 +30,7 @@ def test_missing_signal_is_reported_after_one_and_three_steps_in_a_row(caplog):
         (equal(finish_reason="length"), "truncated at sampling.max_tokens"),
         (equal(correct=False), "No completion is correct"),
         (equal(correct=False, answer=None), "the format rate is 0): ask for it in the prompts"),
-        (
-            [group(0, sample(0, 0.4, text="a"), sample(1, 0.4, text="b"))],
-            "are equal, such as 0.4: use harder or easier",
-        ),
+        ([group(0, sample(0, 0.4, text="a"), sample(1, 0.4, text="b"))], "are equal, such as 0.4: use harder or"),
         (equal(correct=True), "Every completion is correct"),
         ([*equal(correct=True), *equal(correct=False)], "either always or never correctly"),
     ],
