@@ -128,7 +128,7 @@ def test_preview_and_evaluate_have_a_help_of_their_own(tmp_path):
     assert "usage: torchtitan-rl evaluate RUN [--resume RUN/" in run("evaluate", "--help", folder=tmp_path).stdout
 
 
-@pytest.mark.parametrize("question", [["--help", "8x80", "all"], ["--help", "all", "8x80"], ["--print-config", "8x80"]])
+@pytest.mark.parametrize("question", [["--help", "8x80", "all"], ["--print-config", "8x80"]])
 def test_other_gpus_are_planned_for_before_and_after_all(question, tmp_path):
     shown = run("train", "--config", "sums", *question, folder=tmp_path).stdout
     assert re.search(r"num.prompts.per.step.{,250}?\b32\b", shown, re.DOTALL)  # a GPU's

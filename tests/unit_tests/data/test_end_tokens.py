@@ -5,8 +5,8 @@ from importlib.resources import files
 
 import pytest
 from vllm import SamplingParams
+from vllm.config import ModelConfig
 
-from tests.parts.conversations import engine
 from tests.parts.talk import chat_tokenizer, save_talker
 from tests.parts.tiny import DIMENSIONS
 from torchtitan_rl.data.end_tokens import end_token_ids
@@ -58,8 +58,6 @@ def test_the_ends_of_config_json_alone_are_those_of_the_engine(tmp_path):
     (folder / "generation_config.json").unlink()
     entries = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(entries | {"eos_token_id": [257, 263]}))
-    with engine(folder, tokenizer) as generator:
-        processor = generator.llm.llm_engine.input_processor
-        params = SamplingParams()
-        params.update_from_generation_config(processor.generation_config_fields)
-        assert set(generator.end_token_ids) == {tokenizer.eos_token_id, *params.all_stop_token_ids} == {0, 257, 263}
+    params = SamplingParams()
+    params.update_from_generation_config(ModelConfig(str(folder)).try_get_generation_config())
+    assert {*end_token_ids(folder, tokenizer)} == {tokenizer.eos_token_id, *params.all_stop_token_ids} == {0, 257, 263}

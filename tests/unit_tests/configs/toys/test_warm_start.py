@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import os
 import random
-import subprocess
-import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -46,7 +44,6 @@ def test_warm_start_writes_a_hugging_face_checkpoint(folder):
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     assert config["tie_word_embeddings"] is True
     assert config["vocab_size"] == len(tokenizer) == 320
-    assert config["vocab_size"] % 64 == 0
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
     assert model.dtype == torch.float32
     assert {path.name for path in folder.iterdir()} >= {"model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -77,27 +74,11 @@ def test_interrupted_warm_start_is_not_used_and_is_removed(tmp_path, monkeypatch
     assert not list(tmp_path.glob(".*partial"))
 
 
-def test_concurrent_runs_make_one_warm_start_checkpoint(tmp_path):
-    program = (
-        "import dataclasses, pathlib, sys; from torchtitan_rl.configs.toys.sum_digits import debug_task; "
-        "from torchtitan_rl.configs.toys.answer_recipes import sums; from torchtitan_rl.configs.toys.warm_start import ensure_checkpoint; "
-        f"tiny = dataclasses.replace(sums(), steps=3, batch_size=4, dimensions={DIMENSIONS!r}); "
-        "print(ensure_checkpoint(debug_task().build(), tiny, pathlib.Path(sys.argv[1])))"
-    )
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
-        for _ in range(2)
-    ]
-    lines = [run.communicate(timeout=600)[0].splitlines() for run in runs]
-    assert [run.returncode for run in runs] == [0, 0]
-    [folder] = {output[-1] for output in lines}
-    assert sum("warm start: wrote" in "\n".join(output) for output in lines) == 1
-    Qwen3ForCausalLM.from_pretrained(folder)
+def test_concurrent_runs_make_one_warm_start_checkpoint(tmp_path, capsys):
+    with ThreadPoolExecutor(2) as runs:
+        folders = {*runs.map(lambda _: ensure_checkpoint(TASK, TINY, tmp_path), range(2))}
+    assert capsys.readouterr().out.count("warm start: wrote") == 1
+    Qwen3ForCausalLM.from_pretrained(*folders)
 
 
 def test_a_rank_waits_for_local_rank_0(tmp_path, monkeypatch):

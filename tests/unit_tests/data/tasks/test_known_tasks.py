@@ -92,7 +92,7 @@ def test_a_solution_without_a_box_is_no_answer_unless_it_is_one_alone(tmp_path, 
 def test_endless_math_comparison_is_killed_and_a_slow_one_is_right_after_it(monkeypatch):
     """The sum takes 0.6 s of CPU time."""
     monkeypatch.setattr(math_answers, "LONGEST_SECONDS", 3.0)
-    assert not any(equal_math(f"{n}^{{9^{{9^9}}}}", "7") for n in range(5, 7))
+    assert not equal_math("5^{9^{9^9}}", "7")
     assert equal_math(r"\sum_{k=1}^{n} k^3", r"\left(\frac{n(n+1)}{2}\right)^2")
 
 
@@ -128,11 +128,11 @@ def test_reasoning_gym_mixes_tasks_by_weight_and_scores_with_their_own_scorers()
     task = ReasoningGym.Config(
         tasks=[("spell_backward", 1.0), ("gcd", 3.0)], settings=[("spell_backward.max_word_len", "4")]
     ).build()
-    examples = [task.train_example(index, seed=0) for index in range(200)]
+    examples = [task.train_example(index, seed=0) for index in range(100)]
     names = [example.columns["entry"]["metadata"]["source_dataset"] for example in examples]
-    assert 0.6 < names.count("gcd") / 200 < 0.9
+    assert 0.6 < names.count("gcd") / 100 < 0.9
     assert examples[:20] == [task.train_example(index, seed=0) for index in range(20)]
-    held_out = task.held_out_examples(50)
+    held_out = task.held_out_examples(10)
     assert not {example.text for example in held_out} & {example.text for example in examples}
     for example in held_out:
         answer = example.expected_answer
