@@ -185,7 +185,7 @@ def _rewards(
 
     def judged(text: str) -> bool | None:
         try:
-            return member.judge(member.extract_answer(text), prompt)
+            return member.judge(member.answer(text), prompt)
         except Exception:  # the grader says it below, or leaves it out, as grader.on_failure asks
             return False
 

@@ -23,7 +23,6 @@ from torchtitan_rl.data.task import (
     RewardFunction,
     Task,
     check_metric_name,
-    completion_text,
     shared_out,
 )
 from torchtitan_rl.errors import expect
@@ -197,7 +196,7 @@ class Rows(Task):
 
     def correct(self, /, *, completions: list, expected_answer: list[str], **_: Any) -> list[float]:
         """1 for the right answer, else 0."""
-        answers = [self.extract_answer(completion_text(completion)) for completion in completions]
+        answers = map(self.answer, completions)
         return [
             float(self.is_correct(a, expected))
             for a, expected in zip(answers, expected_answer, strict=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.data.tool_calls import without_thinking
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.own_config import OwnConfig
@@ -130,7 +131,11 @@ class Task(OwnConfig, ABC):
 
     @abstractmethod
     def extract_answer(self, text: str) -> str | None:
-        """The answer in a completion's text, in canonical form; None if there is none."""
+        """The answer in a completion's text, in canonical form; None if there is none. `answer` calls it."""
+
+    def answer(self, completion: str | list[dict[str, str]]) -> str | None:
+        """The answer that `extract_answer` finds in a completion after its thinking: in "" if it was cut off while thinking."""
+        return self.extract_answer(without_thinking(completion_text(completion)))
 
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
         """Whether an extracted answer is correct. The correctness reward and the evaluation's accuracy use this."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan_rl.data.task import OpenedText, RewardFunction, Task, completion_text
+from torchtitan_rl.data.task import OpenedText, RewardFunction, Task
 from torchtitan_rl.data.tool_calls import opened_thinking
 from torchtitan_rl.data.turns import environment_reward
 from torchtitan_rl.events import recorded_by
@@ -109,7 +109,7 @@ class Judgement(Scorer):
         scores = []
         for group in groups:
             for completion in _completions(group):
-                answer = self.task.extract_answer(completion_text(completion))
+                answer = self.task.answer(completion)
                 if not isinstance(answer, str | None):  # a number never equals the expected text
                     shown = f"{answer!r:.80}"
                     raise TypeError(f"extract_answer returned {shown}, expected a text or None")

@@ -123,6 +123,17 @@ def test_correctness_is_judged_by_the_task_and_not_by_the_reward_sign():
     assert rewards(scored) == [5.0, 5.0, 5.0]
 
 
+@pytest.mark.parametrize(("prompt", "opened"), [("What is 12 + 34?", "<think>"), ("What is 12 + 34?<think>\n", "")])
+def test_an_own_extract_answer_reads_what_follows_the_thinking(prompt, opened):
+    class LastWord(SumDigits):
+        def extract_answer(self, text):
+            return (text.split() or [None])[-1]
+
+    task = LastWord(SumDigits.Config())
+    scored = score(build_grader(Grader.Config(), task), f"{opened}7</think> 46", f"{opened}is it 46", text=prompt)
+    assert [(s.answer, s.correct, s.reward_breakdown["correct"]) for s in scored] == [("46", True, 1), (None, False, -1)]
+
+
 @pytest.mark.parametrize(
     ("method", "value", "reason"),
     [

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl.data.answers import last_tagged
-from torchtitan_rl.data.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.data.task import Example, RewardFunction, Task
 from torchtitan_rl.data.tasks.procedural import ProceduralTask, plain_example
 from torchtitan_rl.fields.number import number
 
@@ -59,13 +59,12 @@ class Countdown(ProceduralTask):
         self, *, completions: list, numbers: list[list[int]], target: list[int], **_: Any
     ) -> list[float]:
         """1 for an expression with these numbers that reaches the target, else 0."""
-        answers = [self.extract_answer(completion_text(completion)) for completion in completions]
+        answers = map(self.answer, completions)
         return [float(reaches(a, n, t)) for a, n, t in zip(answers, numbers, target, strict=True)]
 
     def format(self, *, completions: list, **_: Any) -> list[float]:
         """0.1 for an answer between the tags."""
-        answers = [self.extract_answer(completion_text(completion)) for completion in completions]
-        return [0.0 if answer is None else 0.1 for answer in answers]
+        return [0.1 if self.answer(c) is not None else 0.0 for c in completions]
 
     def extract_answer(self, text: str) -> str | None:
         return last_tagged(text)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from torchtitan_rl.data.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.data.task import Example, RewardFunction, Task
 from torchtitan_rl.errors import expect
 
 
@@ -75,7 +75,7 @@ class ProceduralTask(Task):
 
     def correct(self, *, completions: list, expected_answer: list[str], **_: Any) -> list[float]:
         """+1 for the right answer, -1 for a wrong one or none."""
-        answers = [self.extract_answer(completion_text(completion)) for completion in completions]
+        answers = map(self.answer, completions)
         return [
             1.0 if self.is_correct(a, e) else -1.0
             for a, e in zip(answers, expected_answer, strict=True)

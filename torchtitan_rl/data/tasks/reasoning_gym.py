@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.data.answer_kinds import KINDS, TAG_REQUEST, KindName
-from torchtitan_rl.data.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.data.task import Example, RewardFunction, Task
 from torchtitan_rl.data.tasks.procedural import ProceduralTask, plain_example
 from torchtitan_rl.errors import UserError, expect
 
@@ -72,10 +72,7 @@ class ReasoningGym(ProceduralTask):
         return (self.score,)
 
     def score(self, *, completions: list, entry: list[dict[str, Any]], **_: Any) -> list[float]:
-        return [
-            self._score(self.extract_answer(completion_text(c)), e)
-            for c, e in zip(completions, entry, strict=True)
-        ]
+        return [self._score(self.answer(c), e) for c, e in zip(completions, entry, strict=True)]
 
     def extract_answer(self, text: str) -> str | None:
         return KINDS[self.config.answer_kind].extract(text)
