@@ -33,6 +33,9 @@ from torchtitan_rl.text import strings
 
 _NUM_JUDGED = 1000
 """Rows from which answer_kind "auto" is chosen, the first of the table."""
+_DECIMAL_COMMA = re.compile(r"[-+\u2212]?(?:0,\d+|\d+,(?!\d{3}$)\d+|\d[\d.]*\.\d+,\d+)")
+_WITH_COMMA, _MOST_WITH_COMMA = "with a decimal comma, such as 3,5", 0.01
+"""Why a row is left out, and the share of such rows above which 3,125 and 1.200 in others are not safe to read."""
 _REMEDY = "Correct the rows that are left out, or what they name, or add rows with other prompts."
 
 
@@ -240,6 +243,8 @@ class Rows(Task):
         text = last_line[1].strip() if last_line else marked(text) or text
         if self.config.answer_kind == "number":
             text = without_unit(text)
+            if _DECIMAL_COMMA.fullmatch(text):
+                raise RowError(_WITH_COMMA)
         # As a number, "abc" does not even equal itself.
         return text if KINDS[self.config.answer_kind].equal(text, text) else None
 
@@ -292,7 +297,14 @@ class Rows(Task):
 
     def _part(self, reader: RowReader) -> RowSet:
         with heartbeat(f"read {reader.table.name}"):
-            return RowSet(reader, self.identity_columns)
+            rows = RowSet(reader, self.identity_columns)
+        with_comma = len(rows.left_out.get(_WITH_COMMA, ()))
+        expect(
+            with_comma <= _MOST_WITH_COMMA * (with_comma + len(rows.kept)), "task.answer_kind", "number",
+f"decimal points, but {with_comma:,} answers of {reader.table.name} have commas, as 3,5: so 3,125 and 1.200 would be misread as 3125 and 1.2",
+            "Write 3.5, 3.125 and 1200 in the file, or use --task.answer-kind text.",
+        )  # fmt: skip
+        return rows
 
 
 @functools.lru_cache(maxsize=4)

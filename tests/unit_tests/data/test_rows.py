@@ -409,6 +409,16 @@ def test_rows_with_an_unreadable_answer_are_left_out_and_named(build, capsys):
         build(rows[9:], answer_kind="number")
 
 
+def test_a_file_with_decimal_commas_is_refused_and_single_ones_are_left_out(build, capsys):
+    commas = [{"prompt": answer, "answer": answer} for answer in ("-3,5", "1.234,5 km", "0,125", "12,5 €")]
+    grouped = [{"prompt": answer, "answer": answer} for answer in ("3,125", "1.200", "(1,200)", "1,234,567")]
+    refused = "decimal points, but 4 answers of data.jsonl have commas.* Write 3.5, 3.125 and 1200"
+    with pytest.raises(UserError, match=refused):
+        build([*sums(300), *grouped, *commas], answer_kind="number")
+    told_of_one = "left out: 1 with a decimal comma, such as 3,5 (row 201)"
+    assert told_of_one in told(build([*sums(200), commas[0], *grouped], answer_kind="number"), capsys)
+
+
 @pytest.mark.parametrize(
     ("prompt", "answers", "kind", "expected"),
     [

@@ -131,7 +131,10 @@ def test_an_own_extract_answer_reads_what_follows_the_thinking(prompt, opened):
 
     task = LastWord(SumDigits.Config())
     scored = score(build_grader(Grader.Config(), task), f"{opened}7</think> 46", f"{opened}is it 46", text=prompt)
-    assert [(s.answer, s.correct, s.reward_breakdown["correct"]) for s in scored] == [("46", True, 1), (None, False, -1)]
+    assert [(s.answer, s.correct, s.reward_breakdown["correct"]) for s in scored] == [
+        ("46", True, 1),
+        (None, False, -1),
+    ]
 
 
 @pytest.mark.parametrize(
