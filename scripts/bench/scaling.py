@@ -5,7 +5,7 @@
 
 A part is the larger of what the GPUs need and what the host needs, plus the communication that computation cannot hide. Every
 constant is a data sheet's, or was measured, and says where. The collectives' calls and bytes were those of runs
-on gloo with 2 and 4 ranks. The lengths are log-normal with the mean --completion-tokens. With LoRA the base is in bfloat16 and has no
+on gloo with 2 and 4 ranks. The lengths are log-normal with the mean --completion-tokens, cut at --longest. With LoRA the base is in bfloat16 and has no
 gradients; what the adapters' own products take, in the engine and in an update, is not counted.
 """
 
@@ -398,7 +398,7 @@ def print_curve(
     model: Model, work: Work, *, nodes: list[int], longest: int, shards: int = 0, generators: int = 0, **chosen: int
 ) -> None:
     """Prints a step by parts, for each number of GPUs with its best layout of those with the `chosen` engine, shards and tp, and the
-    best split."""
+    best split. Its gain is over the best colocated layout with any engine."""
     print(
         f"{len(work.lengths)} completions of {work.lengths.mean():,.0f} tokens on average, at most {longest:,}; seconds on H100, estimated to "
         "about a factor of two"
@@ -420,8 +420,10 @@ def print_curve(
             f"  {shown[4]:4.1f}  {saved:5.1f}  {step:6.1f}  {work.lengths.sum() / step / gpus:12,.0f}"
         )
         if split := best_split(work, model, gpus, H100, generators=generators, **chosen):
+            _, fastest = best(work, model, gpus, H100, shards=shards, **chosen | {"engine": 0}) or found
+            gain = sum(fastest.values()) / split.step
             apart = f"{split.generators} x {split.engine}"
-            line += f"  {apart:>19}  {split.sampling:8.1f}  {split.update:6.1f}  {split.step:6.1f}  {step / split.step:4.2f} x"
+            line += f"  {apart:>19}  {split.sampling:8.1f}  {split.update:6.1f}  {split.step:6.1f}  {gain:4.2f} x"
         print(line)
 
 
@@ -430,6 +432,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("size", help="of Qwen3, such as 0.6B, 8B or 32B")
     parser.add_argument("--completion-tokens", type=int, default=2048)
+    parser.add_argument("--longest", type=int, default=0, help="sampling.max_tokens; 0: 4 x --completion-tokens")
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--sequences", type=int, default=4096)
     parser.add_argument("--lora-rank", type=int, default=0, help="train adapters of this rank alone")
@@ -446,7 +449,7 @@ def main() -> None:
     ranks = max(args.fsdp, 1) * args.tp
     if any(gpus % ranks or gpus % max(args.engine, 1) for gpus in args.gpus):
         parser.error("--fsdp x --tp, and --engine, must each divide --gpus")
-    longest = 4 * args.completion_tokens
+    longest = args.longest or 4 * args.completion_tokens
     lengths = draw_lengths(args.sequences, mean=args.completion_tokens, longest=longest)
     print_curve(
         Model.of(qwen3(args.size), lora_rank=args.lora_rank),

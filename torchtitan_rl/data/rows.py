@@ -301,7 +301,7 @@ class Rows(Task):
         with_comma = len(rows.left_out.get(_WITH_COMMA, ()))
         expect(
             with_comma <= _MOST_WITH_COMMA * (with_comma + len(rows.kept)), "task.answer_kind", "number",
-f"decimal points, but {with_comma:,} answers of {reader.table.name} have commas, as 3,5: so 3,125 and 1.200 would be misread as 3125 and 1.2",
+            f"decimal points, but {with_comma:,} answers of {reader.table.name} have commas, as 3,5: so 3,125 and 1.200 would be misread as 3125 and 1.2",
             "Write 3.5, 3.125 and 1200 in the file, or use --task.answer-kind text.",
         )  # fmt: skip
         return rows

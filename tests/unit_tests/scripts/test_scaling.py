@@ -70,6 +70,19 @@ def test_a_chosen_layout_is_the_one_that_is_estimated(monkeypatch, capsys):
     assert line.split()[-8:-5] == ["4", "x", "2"]
 
 
+def test_gain_of_a_split_is_over_the_best_colocated_layout_with_any_engine(monkeypatch, capsys):
+    command = ["scaling", "8B", "--completion-tokens", "64", "--longest", "80", "--sequences", "64", "--gpus", "8"]
+    lines = {}
+    for engine in ("0", "1"):
+        monkeypatch.setattr(sys, "argv", [*command, "--engine", engine])
+        scaling.main()
+        about, _, lines[engine] = capsys.readouterr().out.splitlines()
+        assert "at most 80;" in about
+    free, slower = (line.split() for line in lines.values())
+    assert float(slower[11]) > float(free[11])  # the colocated step, with engines of 1 GPU
+    assert float(slower[-2]) == pytest.approx(float(free[11]) / float(slower[-3]), abs=0.05)
+
+
 def test_lora_fits_where_the_whole_model_does_not_and_computes_no_gradient_of_its_base():
     full, lora = (scaling.Model.of(qwen3("8B"), lora_rank=rank) for rank in (0, 32))
     assert not scaling.layouts(1, full, scaling.H100)
