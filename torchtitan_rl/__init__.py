@@ -1,6 +1,7 @@
 """GRPO-family reinforcement learning for TorchTitan models. Importing this package needs no torch.
 
-`torchtitan_rl.train(model, rows, rewards)` is a run from a notebook or a script: see `torchtitan_rl.api`.
+`torchtitan_rl.train(model, rows, rewards)` is a run from a notebook or a script, and `torchtitan_rl.grade(texts, config)` grades
+sample answers: see `torchtitan_rl.api`.
 """
 
 import os
@@ -16,10 +17,9 @@ PLANNED_GIB = int(os.environ.get("TORCHTITAN_RL_PLANNED_GIB", "0"))
 
 
 def __getattr__(name: str) -> Any:
-    if name != "train":
+    if name not in ("train", "grade"):
         raise AttributeError(f"module {__name__} has no {name}")
-    from torchtitan_rl.api import (
-        train,
-    )  # when it is asked for: most modules of this package do without it
+    # Imported when it is asked for: most modules of this package do without it.
+    from torchtitan_rl import api
 
-    return train
+    return getattr(api, name)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, reduce
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torchtitan_rl.command.chat import Chat
     from torchtitan_rl.config import RunConfig
     from torchtitan_rl.observe.report.load import Run
+    from torchtitan_rl.types import ScoredCompletion
 
 RowTable = Iterable[Mapping[str, Any]] | str | Path
 """A `datasets.Dataset`, a pandas table, a list of dicts, or what --task.path takes."""
@@ -149,6 +150,45 @@ def train(
             if isinstance(error, (UserError, TrainingStopped)):
                 raise error.with_traceback(None) from None  # the message says all
             raise
+
+
+def grade(
+    texts: Sequence[str],
+    config: str = "rows",
+    *,
+    place: int = 0,
+    end: str = "stop",
+    **settings: Any,
+) -> "list[ScoredCompletion]":
+    """Grade texts as completions of a training example, without a model: reward functions get each character as a token.
+
+    Args:
+        place: the example's, in the stream of seed 0.
+        end: finish reason of the texts, "stop" or "length".
+        settings: fields of the config, as for `train`.
+
+    Raises:
+        UserError: for wrong input.
+        RewardError: for a reward function that fails where a run would stop.
+    """
+    from torchtitan_rl.rewards.find_scorers import find_scorers
+    from torchtitan_rl.types import Completion, Group, Prompt
+
+    run = _config(config, settings)
+    task = run.task.build()
+    asked = task.train_example(place, seed=0)
+    prompt = Prompt(
+        prompt_idx=0, text=asked.text, token_ids=[0], expected_answer=asked.expected_answer, messages=asked.messages,
+        question=asked.text if asked.is_text else None, columns=asked.columns, task=asked.task,
+    )  # fmt: skip
+    samples = [
+        Completion(
+            sample_idx=i, policy_version=0, token_ids=[*map(ord, text)], sampler_logprobs=[0.0] * len(text), text=text, finish_reason=end,
+        ) for i, text in enumerate(texts)
+    ]  # fmt: skip
+    with closing(run.grader.build(scorers=find_scorers(run.grader, task))) as grader:
+        [scored] = grader.grade([Group(prompt=prompt, samples=samples)])
+    return scored.samples
 
 
 _started: list[str] = []

@@ -91,3 +91,20 @@ def test_engine_does_not_warn_of_numa_as_in_a_run_of_the_command(monkeypatch):
     with pytest.raises(UserError, match="--config = 'rowz'"):
         torchtitan_rl.train(config="rowz")
     assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
+
+
+def test_texts_are_graded_without_a_model_as_a_run_grades_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "{n} + 0?", "answer": {n}}}\n' for n in range(9)))
+    (tmp_path / "mine.py").write_text(
+        "def cut(prompts, completions, finish_reasons, answer, **_):\n"
+        "    return [-float(p == f'{a} + 0?' and f == 'length') for p, a, f in zip(prompts, answer, finish_reasons)]\n"
+    )
+    few = {"task__path": "rows.jsonl", "task__held_out_share": 0.2, "grader__rewards": ["mine.py:cut"]}
+    [asked] = torchtitan_rl.grade([""], place=3, **few)
+    assert (asked.reward, asked.answer, asked.correct) == (0, None, False)
+    texts = [f"<think>or {n}</think> {n}" for n in range(9)] + ["<think>0 1 2"]
+    graded = torchtitan_rl.grade(texts, place=3, end="length", **few)
+    assert sorted(one.reward for one in graded) == [-1] * 9 + [0]
+    assert [one.answer for one in graded] == [*map(str, range(9)), None]
+    assert [one.correct for one in graded].count(True) == 1
