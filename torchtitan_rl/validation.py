@@ -102,6 +102,13 @@ def _check_evaluation(config: "RunConfig", samples_training: bool) -> None:
     chosen = bool(evaluation.best_by or not evaluation.stop_after)
     expected = "a metric, as evaluation.stop_after asks"
     expect(chosen, "evaluation.best_by", "", expected, "Use evaluation/accuracy.")
+    name = evaluation.best_by.removeprefix("-")
+    expected = (
+        "a metric evaluation/..., and evaluation.sampled.n above 0 for evaluation/sampled/..."
+    )
+    is_on = evaluation.sampled.n > 0 or not name.startswith("evaluation/sampled/")
+    exists = not name or (name.startswith("evaluation/") and is_on)
+    expect(exists, "evaluation.best_by", name, expected, "Use evaluation/accuracy.")
     evaluates = bool(evaluation.every or not evaluation.best_by)
     expected = "1 or more, as evaluation.best_by asks"
     expect(evaluates, "evaluation.every", 0, expected, "Use 10.")

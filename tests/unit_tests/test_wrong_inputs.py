@@ -63,6 +63,11 @@ OPTIONS = [
     ("--sampling.temperature 0.001", "sampling.temperature = 0.001: expected at least 0.01: vLLM would sample at"),
     ("--sampling.top-p 0.9 --generator.router-replay", "generator.router_replay = True: expected False with sampling"),
     ("--prompts.demonstrate math:sin", "algorithm.loss = 'Clip.Config': expected one that learns from"),
+    (
+        "--evaluation.best-by evaluation/sampled/mean@4",
+        "evaluation.best_by = 'evaluation/sampled/mean@4': expected a metric",
+    ),
+    ("--evaluation.best-by accuracy", "evaluation.best_by = 'accuracy': expected a metric evaluation/..."),
     ("--evaluation.stop-after 2", "evaluation.best_by = '': expected a metric, as evaluation.stop_after asks"),
     ("--eval-only --evaluation.sampling.n 0", "evaluation.sampling.n = 0: expected 1 or more, here or in evaluation"),
     ("--evaluation.sampling.n 4", "evaluation.sampling.n = 4: expected 1 with temperature 0"),
