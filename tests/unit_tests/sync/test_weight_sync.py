@@ -50,6 +50,7 @@ class Pair:
             seed=0,
             records_kept=records_kept,
         )
+        self.connect = partial(InProcess, self.generator)
         self.begin_anew()
         self.sync()
 
@@ -57,9 +58,7 @@ class Pair:
         """Let the next push be a run's first. The engine's present constants then count as right."""
         scale_policy(self.model, 1.0)  # back to shards
         config = WeightSync.Config(check_interval=check_interval)
-        self.weight_sync = config.build(
-            trainer=self.policy, connect=partial(InProcess, self.generator), probe=np.array(SEQUENCES[0])
-        )
+        self.weight_sync = config.build(trainer=self.policy, connect=self.connect, probe=np.array(SEQUENCES[0]))
 
     def restore(self) -> None:
         scale_policy(self.model, 1.0)  # back to shards

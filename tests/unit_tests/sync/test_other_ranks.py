@@ -1,0 +1,73 @@
+"""The transport to engines on other ranks, with both ends of the link in one process. `sabotage_own_generators` and
+`own_generators*` of the whole runs have real ranks."""
+
+import pickle
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from tests.integration.parity import SEQUENCES
+from tests.unit_tests.sync.test_weight_sync import DOWN, Pair, module
+from torchtitan_rl.link import Order
+from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES
+from torchtitan_rl.sync.other_ranks import OrderedEngine, OtherRanks
+
+
+class BothEnds:
+    """The link: an order is carried out when its answer is awaited."""
+
+    def __init__(self, generator, lora=None) -> None:
+        self.parts, self.orders, self.sent = {"engines": OrderedEngine(self, generator, lora)}, [], []
+
+    def order(self, order) -> None:
+        self.orders.append(pickle.loads(pickle.dumps(order)))
+
+    def answer(self):
+        order = self.orders[-1]
+        value = getattr(self.parts[order.part], order.method)(**order.arguments)
+        assert self.sent == []  # all has been received
+        return pickle.loads(pickle.dumps(value))
+
+    def call(self, step, part, method, **arguments):
+        self.order(Order(step, part, method, arguments))
+        return self.answer()
+
+    def send(self, tensors) -> None:
+        self.sent.append([(name, tensor.detach().clone()) for name, tensor in tensors])
+
+    def receive(self):
+        yield from self.sent.pop(0)
+
+
+@pytest.fixture(scope="module")
+def pair(one_rank, tmp_path_factory):
+    made = Pair(tmp_path_factory.mktemp("tiny"))
+    made.link = BothEnds(made.generator)
+    made.connect = partial(OtherRanks, made.link, torch.float32)
+    made.begin_anew()
+    yield made
+    made.generator.close()
+
+
+def test_changed_policy_arrives_and_orders_say_the_step(pair):
+    pair.change()
+    assert pair.sync(version=3) == sum(tensor.nbytes for _, tensor in pair.weights())
+    assert pair.generator.policy_version == 3
+    assert {order.step for order in pair.link.orders[-4:]} == {3}
+    ids = np.array(SEQUENCES[1])
+    assert pair.generator.prompt_logprobs(ids) == pytest.approx(pair.logprobs(ids), abs=1e-4)
+
+
+def test_wrong_missing_and_stale_weights_changed_constants_and_another_model_are_named(pair):
+    pair.restore()
+    assert f"policy's: {DOWN} {OTHER_VALUES}. Nothing" in pair.fault(pair.changed(DOWN, lambda w: w.mul_(2)))
+    without_head = {name: tensor.clone() for name, tensor in pair.weights() if name != "lm_head.weight"}
+    assert "policy's: lm_head.weight was not sent. Nothing was sampled" in pair.fault(without_head)
+    pair.sync()
+    assert pair.weight_sync.evidence().startswith("Its weights are the policy's, bit for bit (compared now)")
+    rotary = module(pair, "model.layers.0.self_attn.rotary_emb").cos_sin_cache
+    rotary[7, 3] += 1e-3
+    assert f"model.layers.0.self_attn.rotary_emb.cos_sin_cache {CHANGED}" in pair.weight_sync.evidence()
+    rotary[7, 3] -= 1e-3
