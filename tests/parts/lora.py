@@ -48,12 +48,12 @@ class AdapterPair:
         self.begin_anew()
         self.push()
 
-    def begin_anew(self) -> None:
+    def begin_anew(self, connect=None) -> None:
         """Let the next push be a run's first, with the base."""
         scale_policy(self.model, 1.0)  # back to shards
         config = WeightSync.Config(check_interval=1, max_diff=self.most_diff)
         self.weight_sync = config.build(
-            trainer=self.policy, connect=partial(InProcess, self.generator), probe=np.array(SEQUENCES[0])
+            trainer=self.policy, connect=connect or partial(InProcess, self.generator), probe=np.array(SEQUENCES[0])
         )
 
     def base(self) -> dict[str, torch.Tensor]:

@@ -1,17 +1,21 @@
 """The push of an adapter to a real engine: what arrives, and how each wrong adapter is named."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from vllm.lora.request import LoRARequest
 
 from tests.integration.parity import SEQUENCES
+from tests.parts.both_ends import BothEnds
 from tests.parts.lora import A, AdapterPair, B
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.models.hf import local_shard
 from torchtitan_rl.models.lora.folder import write_adapter
 from torchtitan_rl.sync.in_process import OTHER_VALUES
+from torchtitan_rl.sync.other_ranks import OtherRanks
 from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSyncError
 
 pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="vLLM's LoRA on a GPU has no float32")
@@ -63,6 +67,16 @@ def test_a_stale_adapter_is_named(pair):
     change_adapters(pair.model, 1)
     with pytest.raises(WeightSyncError, match=f"q_proj.lora_A.weight {OTHER_VALUES}; .* and .* more"):
         pair.push(old)
+
+
+def test_adapters_alone_go_to_an_engine_on_another_rank_and_a_wrong_one_is_named(pair):
+    pair.begin_anew(partial(OtherRanks, BothEnds(pair.generator, pair.lora), torch.float32))
+    assert pair.push() == sum(t.nbytes for t in (pair.base() | pair.sent()).values())
+    change_adapters(pair.model, 2)
+    assert pair.push() == sum(t.nbytes for t in pair.sent().values())
+    assert pair.worst_diff(2) < 1e-5
+    with pytest.raises(WeightSyncError, match=f"policy's: {A} {OTHER_VALUES}. Nothing"):
+        pair.push(pair.sent() | {A: 1.01 * pair.sent()[A]})
 
 
 K, OTHER_B = "model.layers.0.self_attn.k_proj.lora_B.weight", B.replace("layers.1", "layers.0")

@@ -1,7 +1,6 @@
 """The transport to engines on other ranks, with both ends of the link in one process. `sabotage_own_generators` and
 `own_generators*` of the whole runs have real ranks."""
 
-import pickle
 from functools import partial
 
 import numpy as np
@@ -9,36 +8,10 @@ import pytest
 import torch
 
 from tests.integration.parity import SEQUENCES
+from tests.parts.both_ends import BothEnds
 from tests.unit_tests.sync.test_weight_sync import DOWN, Pair, module
-from torchtitan_rl.link import Order
 from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES
-from torchtitan_rl.sync.other_ranks import OrderedEngine, OtherRanks
-
-
-class BothEnds:
-    """The link: an order is carried out when its answer is awaited."""
-
-    def __init__(self, generator, lora=None) -> None:
-        self.parts, self.orders, self.sent = {"engines": OrderedEngine(self, generator, lora)}, [], []
-
-    def order(self, order) -> None:
-        self.orders.append(pickle.loads(pickle.dumps(order)))
-
-    def answer(self):
-        order = self.orders[-1]
-        value = getattr(self.parts[order.part], order.method)(**order.arguments)
-        assert self.sent == []  # all has been received
-        return pickle.loads(pickle.dumps(value))
-
-    def call(self, step, part, method, **arguments):
-        self.order(Order(step, part, method, arguments))
-        return self.answer()
-
-    def send(self, tensors) -> None:
-        self.sent.append([(name, tensor.detach().clone()) for name, tensor in tensors])
-
-    def receive(self):
-        yield from self.sent.pop(0)
+from torchtitan_rl.sync.other_ranks import OtherRanks
 
 
 @pytest.fixture(scope="module")
