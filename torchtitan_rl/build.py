@@ -194,7 +194,9 @@ class Parts:
 
 
 def prepare(config: "RunConfig") -> Resolved:
-    """Check this machine, resolve the config on it, and join the other ranks. Raises UserError as `resolve`."""
+    """Check this machine, resolve the config on it, and join the other ranks, if torchrun has started any. Raises UserError as
+    `resolve`."""
+    comm.be_only_rank()
     check_environment()
     resolved = resolve(config, world_size=int(os.environ["WORLD_SIZE"]))
     if resolved.dtype_choice:
@@ -223,9 +225,7 @@ def build_parts(
     Raises:
         UserError: as `prepare`, and if parts do not fit each other.
     """
-    if resolved is None:
-        comm.be_only_rank()
-        resolved = prepare(config)
+    resolved = resolved or prepare(config)
     config, algorithm = resolved.config, resolved.algorithm
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     tokenizer = load_tokenizer(config.hf_assets_path)
@@ -447,9 +447,7 @@ def build_run(
         stop_requested: see `Controller`.
         resolved: from `prepare`; None: resolved here.
     """
-    if resolved is None:
-        comm.be_only_rank()
-        resolved = prepare(config)
+    resolved = resolved or prepare(config)
     config, link = resolved.config, None
     if config.generator.ranks:
         link = Link(config.generator.ranks, timedelta(seconds=config.comm.init_timeout_seconds))
