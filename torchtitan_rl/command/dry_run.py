@@ -133,12 +133,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _layout(config: "RunConfig", world_size: int, *, samples: bool, learns: bool) -> str:
-    """The model, the ranks of policy and engines, and the sequences and updates of a step, as text.
-
-    Args:
-        samples: whether there are engines.
-        learns: whether training learns from demonstrations.
-    """
+    """The model, the ranks of policy and engines, and a step's sequences and updates. `learns`: from demonstrations."""
     p, tp = config.trainer.parallelism, config.generator.tensor_parallel_degree
     own = config.generator.ranks
     samplers, trainers = own or world_size, world_size - own

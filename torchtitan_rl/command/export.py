@@ -35,10 +35,7 @@ SHARD_BYTES = 4 * 2**30
 
 
 def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: bool = True) -> Path:
-    """Writes checkpoint `step` (None: the last) of `run` to `output`. Returns the checkpoint's folder.
-
-    Args:
-        merged: with LoRA, write the merged model and not an adapter folder.
+    """Writes checkpoint `step` (None: the last) of `run` to `output`, with LoRA an adapter unless `merged`. Returns its folder.
 
     Raises UserError if the run, its checkpoint or its starting folder is missing, or `output` is not empty.
     """

@@ -34,14 +34,7 @@ TYRO = (tyro.conf.AvoidSubcommands,)
 
 
 def show_help(command: str, description: str, config: "RunConfig", *, every_field: bool) -> None:
-    """Print the help of a config.
-
-    Args:
-        command: how the user names the config. Example: "run_train.sh --config debug"
-        description: the config function's docstring.
-        config: its values are shown.
-        every_field: whether all fields are shown, and not those of MOST_CHANGED alone.
-    """
+    """Print the help of a config with its values: every field, or those of MOST_CHANGED. `description`: of its function."""
     from torchtitan_rl import device  # it imports torch
 
     about = " ".join(description.partition("\n\n")[0].split())

@@ -33,10 +33,7 @@ _OF_PROMPTS = ("system_prompt", "few_shot")
 def serve(folder: Path, step: int | None, host: str, port: int, options: Sequence[str]) -> None:
     """Serves a run or a model's folder until Ctrl-C, and prints the address once it answers.
 
-    Raises UserError as `exported`.
-
-    Args:
-        options: further options of vLLM's server.
+    `options`: further ones of vLLM's server. Raises UserError as `exported`.
     """
     for name, value in (("PYTHONWARNINGS", "ignore"), ("TORCH_CPP_LOG_LEVEL", "ERROR")):
         os.environ.setdefault(name, value)  # for the engine's process

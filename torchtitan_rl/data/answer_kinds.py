@@ -74,8 +74,7 @@ _READINGS = {
 def chosen_kind(rows: Sequence[tuple[str, str]]) -> tuple[KindName, str]:
     """Returns the kind of answers that rows show, and a line that says why and how to choose another.
 
-    Args:
-        rows: the prompt and the expected answer of each, in which several accepted ones have OR between them.
+    `rows`: the prompt and the expected answer of each, in which several accepted ones have OR between them.
     """
 
     def share(matches: Callable[[str, str], object]) -> float:

@@ -31,9 +31,6 @@ def left_out(
     "a" is found in any prompt. Templates may drop the thinking of turns before the user's last message.
 
     Example: "the developer message"
-
-    Args:
-        template: source of the template.
     """
     marks = _Marks()
     roles = [message["role"] for message in messages]

@@ -82,11 +82,7 @@ class PromptRenderer(Configurable):
         end_token_ids: Collection[int] = (),
         max_completion_tokens: int = MANY,
     ) -> None:
-        """
-        Args:
-            end_token_ids: the tokens that can end a turn of a demonstration; empty: the tokenizer's end token.
-            max_completion_tokens: the longest demonstration.
-        """
+        """`end_token_ids`: what may end a demonstration's turn; empty: the tokenizer's. `max_completion_tokens`: of a demonstration."""
         self.config = config
         self.tokenizer = tokenizer
         self._end_token_ids = set(end_token_ids) or {tokenizer.eos_token_id}

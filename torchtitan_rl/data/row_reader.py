@@ -44,14 +44,7 @@ class RowReader:
         read_answer: Callable[[str], str | None],
         answer_columns: Sequence[str],
     ) -> None:
-        """
-        Args:
-            read_answer: returns an answer's text as the task compares it; None if it is not one.
-            answer_columns: columns that may have the answer.
-
-        Raises:
-            UserError: naming a setting of the columns.
-        """
+        """`read_answer`: an answer's text as the task compares it, or None. Raises UserError, naming a setting of the columns."""
         self.table = table
         self._config = config
         self._read_answer = read_answer

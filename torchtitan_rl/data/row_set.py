@@ -19,11 +19,7 @@ class RowSet:
     """Rows of one table as examples. It holds only row indices and reads a row from the table on access."""
 
     def __init__(self, reader: RowReader, identity: Sequence[str] = ()) -> None:
-        """Reads every row once. Those that cannot be examples are left out.
-
-        Args:
-            identity: columns by which rows with the same prompt are different tasks.
-        """
+        """Reads every row once. `identity`: columns by which rows with the same prompt are different tasks."""
         self.reader = reader
         self._identity = identity
         self.table = reader.table

@@ -43,12 +43,7 @@ class ChatTemplate:
         tools: Tools | None = None,
         **options: Any,
     ) -> None:
-        """
-        Args:
-            end_token_ids: the tokens that can end a turn of the policy.
-            tools: JSON schemas, the same as for the prompt.
-            options: further arguments of the template, the same as for the prompt.
-        """
+        """`end_token_ids` can end a turn of the policy. `tools` and the template's further `options` are those of the prompt."""
         # A copy and a lock: several threads render conversations, and a tokenizer is not thread-safe.
         self.tokenizer = copy.deepcopy(tokenizer)
         self._lock = threading.Lock()

@@ -126,11 +126,7 @@ class Conversations(Configurable):
         limits: ConversationsConfig | None = None,
     ) -> EnvironmentPool:
         """Returns a pool with the environments that an earlier one has left of these conversations. It makes one for each
-        conversation without a turn that has one; the first ones are under way.
-
-        Args:
-            make_grammar: see `FittedEnvironment.fit`.
-            limits: in place of the run's.
+        conversation without a turn that has one; the first ones are under way. `limits`: in place of the run's.
         """
         pool = EnvironmentPool(limits or self.config, self._left)
         left_first = sorted(enumerate(conversations), key=lambda one: one[1] not in self._left)

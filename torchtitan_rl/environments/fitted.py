@@ -38,9 +38,7 @@ class FittedEnvironment(Environment):
         """Adapt to a run, whose limits lower the environment's own.
 
         Args:
-            conversation: the conversation of this environment, which grows while it is played.
-            call_seconds: time limit of one call of the environment; may be infinite.
-            most_characters: maximum length of one of its messages.
+            conversation: of this environment; it grows while it is played.
             begins_thinking: whether each turn of the policy begins inside a `<think>` block.
             in_order: whether requests that an agent sends at the same time must be answered in an order that does not
                 depend on timing.

@@ -20,10 +20,7 @@ _FIELD = "conversations.tool_call_parser"
 def call_parser(
     name: str, tokenizer: "PreTrainedTokenizerBase", schemas: list[dict[str, Any]]
 ) -> CallParser:
-    """Returns the parser of this name, `parse_calls` for "auto".
-
-    Args:
-        schemas: the tools' JSON schemas; some formats need them to know an argument's type.
+    """Returns the parser of this name, `parse_calls` for "auto". Some formats need the tools' schemas to know an argument's type.
 
     Raises UserError if there is no such parser, or it cannot be used with this tokenizer.
     """

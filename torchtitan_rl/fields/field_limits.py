@@ -92,10 +92,7 @@ def _with_instances(declared: Any) -> Any:
 def check_number(declared: Field, value: Any, name: str, config: Any = None) -> None:
     """Raise UserError, with the field called `name`, unless `value` is within the declared limits of a `number`.
 
-    Infinity is only allowed where it is declared.
-
-    Args:
-        config: contains the fields that the limits name.
+    Infinity is only allowed where it is declared. `config` has the fields that the limits name.
     """
     bounds: dict[str, float] = {}
     words: list[str] = []

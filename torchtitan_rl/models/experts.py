@@ -152,8 +152,7 @@ class PackedQwen3(Qwen3Model, SeesPacks):
     def see_pack(self, layout: SegmentLayout, records: Tensor | None) -> None:
         """Tell the mixtures which rows of the next forward, and of its backward, are padding, and to which experts the others go.
 
-        Args:
-            records: [T, R] uint8, the experts that the sampler chose in all layers; None: the routers choose.
+        `records`: [T, R] uint8, the experts that the sampler chose in all layers; None: the routers choose.
         """
         for number, layer in self.layers.items():
             if not getattr(layer, "moe_enabled", False):

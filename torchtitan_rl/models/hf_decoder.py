@@ -97,11 +97,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """An attention function of transformers. query [1, N, T, H], key and value [1, Nkv, T, H] -> [1, T, N, H], None.
 
-    Args:
-        packed: passed by `HFDecoder.forward` through the model.
-        attention_mask: None, unless the model makes a mask of its own. transformers makes none for this function.
-        dropout: 0, because the policy stays in evaluation mode.
-        options: HARMLESS ones. Others, and a mask, are passed on, and `hf_support` refuses models that have them.
+    transformers makes no `attention_mask` for it, and `dropout` is 0 in evaluation mode. `options` are HARMLESS ones. Others, and a
+    model's own mask, are passed on, and `hf_support` refuses models that have them.
     """
     others: dict[str, Any] = {}
     for name, option in {"attention_mask": attention_mask, **options}.items():

@@ -96,9 +96,7 @@ def stored_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
 def engine_folder(folder: str, text: "PretrainedConfig | None") -> Iterator[str]:
     """Within the context, a folder with the text's own config.json, from which an engine of the text alone is made.
 
-    Args:
-        folder: of the checkpoint. It is returned itself if it is no multimodal one.
-        text: the config of a multimodal checkpoint's text; None for others.
+    `text`: the config of a multimodal checkpoint's text. None: `folder` is returned itself.
     """
     if text is None:
         yield folder

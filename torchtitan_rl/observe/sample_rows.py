@@ -51,12 +51,7 @@ def messages_of(row: Row) -> list[dict[str, Any]]:
 
 
 def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str) -> list[Row]:
-    """One row of a sample table for each episode.
-
-    Args:
-        step: the controller's step that the rows belong to.
-        split: such as "train" or "eval_greedy". Only "train" rows have an advantage.
-    """
+    """One row of a sample table for each episode. Only rows of the split "train" have an advantage."""
     return [
         _row(group, episode, step, split) | mass
         for group in groups

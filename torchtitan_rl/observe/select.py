@@ -102,8 +102,7 @@ SELECTORS: dict[str, Callable[[int], Choose]] = {
 def parse_selector(text: str) -> tuple[str, Choose]:
     """Parses "name:k", such as "top:2", "top:2:COLUMN", "pinned:TEXT", or a user's "path/to/file.py:function:k". Without ":k", k is 1.
 
-    Returns: the name shown in `select_reason`, and the selector.
-    Raises: UserError for an unknown name, or a k that is not a whole number from 0 up.
+    Returns the name shown in `select_reason`, and the selector. Raises UserError for an unknown name, or a wrong k.
     """
     name, _, argument = text.partition(":")
     if "." in name:
@@ -160,12 +159,7 @@ class Selection:
         keep_all: bool = False,
         complete: Callable[[Row], Row] = lambda row: row,
     ) -> None:
-        """
-        Args:
-            complete: called with the rows to store, which are few; fills in what takes long to compute.
-
-        Raises: UserError for an invalid selector.
-        """
+        """`complete` fills in what takes long to compute, in the few rows to store. Raises UserError for an invalid selector."""
         self._complete = complete
         self._selectors = [parse_selector(text) for text in select]
         if not any(reason == "unscored" for reason, _ in self._selectors):

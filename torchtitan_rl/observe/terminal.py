@@ -29,10 +29,7 @@ class Terminal(Listener):
     """Prints phases and heartbeats."""
 
     def __init__(self, slowest: Callable[[], str] = str) -> None:
-        """
-        Args:
-            slowest: says which rank holds up the others; "" if none. Example: "rank 1 in step 3: grade for 6 s"
-        """
+        """`slowest`: says which rank holds up the others, as "rank 1 in step 3: grade for 6 s"; "" if none."""
         self._slowest = slowest
 
     def during(self, kind: Kind, name: str) -> AbstractContextManager[None]:

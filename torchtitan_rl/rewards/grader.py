@@ -69,8 +69,7 @@ class Grader(Configurable):
     def __init__(self, config: Config, *, scorers: dict[str, list[Scorer]]) -> None:
         """Start the workers, which inherit this process's state. Call it before there are threads; the caller closes it.
 
-        Args:
-            scorers: of each member of the task, by name, as `rewards.find_scorers` returns them.
+        `scorers`: of each member of the task, by name, as `find_scorers` returns them.
         """
         self._scorers = scorers
         unique = dict.fromkeys(scorer for of_task in scorers.values() for scorer in of_task)

@@ -70,8 +70,7 @@ class WorkerPool:
     def submit(self, function: int, *args: Any, seconds: float = 0) -> "Future[Any]":
         """Call the function with index `function`. The future gets its result or its exception.
 
-        Args:
-            seconds: time limit of the call itself, after which the future gets a TimeoutError; 0 for no limit.
+        After `seconds` of the call itself it gets a TimeoutError; 0 for no limit.
         """
         return self._threads.submit(self.call, function, *args, seconds=seconds)
 

@@ -81,11 +81,7 @@ def check_environment(*, gpu_expected: bool = True) -> None:
     """Check that the installed builds of torch and vLLM fit each other, and that builds for a GPU find one.
 
     Without this check, a driver that is too old or a CPU build of torch would lead to CPU mode and an obscure error of vLLM.
-
-    Args:
-        gpu_expected: False on a login node that is set up for GPUs but has none.
-
-    Raises UserError, naming the builds, the driver's version and the remedy.
+    `gpu_expected`: False on a login node that is set up for GPUs but has none. Raises UserError with the remedy.
     """
     import torch
 

@@ -143,12 +143,7 @@ def agreed_fields(config: "RunConfig", algorithm: "Algorithm") -> dict[str, Any]
 
 
 def choose_resume(config: "RunConfig", fields: dict[str, Any], run_folder: Path) -> Resume | None:
-    """Find the checkpoint to resume from, and print what was skipped and what changed. Writes nothing. For rank 0.
-
-    Args:
-        fields: `config_fields` of the config.
-
-    Returns: None for a new run.
+    """Find the checkpoint to resume from, None for a new run, and print what was skipped and what changed. Writes nothing. For rank 0.
 
     Raises UserError if no checkpoint can be used, or if a binding field of the config has changed.
     """

@@ -14,12 +14,9 @@ _OWN = ("--dump-folder", "--resume", "--eval-only")
 
 
 def options_of_run(folder: str, replaced: Sequence[str] = ()) -> list[str]:
-    """Returns options with which `train` makes the run of `folder` again, there. Relative paths start where they did.
+    """Returns options with which `train` makes the run of `folder` again, there, without those that are `replaced`.
 
-    Args:
-        replaced: options that are given anew; the run's of the same names are left out.
-
-    Raises UserError if the folder holds no run that a command line started, or a secret is left, which is not stored.
+    Relative paths start where they did. Raises UserError if no command line started the run, or a secret is left, which is not stored.
     """
     config = Path(folder, "config.json").resolve()
     try:

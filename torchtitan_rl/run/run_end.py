@@ -64,8 +64,7 @@ def write_end(
         message: why, for a person; the error with its traceback if it was unforeseen.
         error: the same without the traceback, to be read first.
         code: the exit code.
-        rank: the rank that failed.
-        phase: where it failed, such as "step 3: grade".
+        phase: where the rank failed, such as "step 3: grade".
     """
     content = {
         "outcome": outcome,

@@ -98,8 +98,7 @@ def stored_hf_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Like `hf_weights`, but from a run's checkpoint folder and in one process. One block is in memory at a time.
 
-    Args:
-        model: has the checkpoint's architecture. Its weights are not read and may be on the meta device.
+    The model's own weights are not read and may be on the meta device.
     """
     stored = SafeReader(str(checkpoint)).read_metadata().state_dict_metadata
     for prefix, block in blocks_of(model):

@@ -22,9 +22,6 @@ def prepare_teachers(
 ) -> None:
     """Set `teacher` and `more_teachers` to their folders: a recipe's is made, a hub's is downloaded. Check files and vocabularies.
 
-    Args:
-        student: the policy's tokenizer.
-
     Raises UserError, naming `teacher`.
     """
     for name, teacher in config.more_teachers.items():

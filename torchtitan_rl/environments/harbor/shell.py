@@ -40,10 +40,7 @@ class Shell(ToolEnvironment):
     """Runs the policy's commands in order. A message without one ends the attempt."""
 
     def __init__(self, sandbox: Sandbox, role: str) -> None:
-        """
-        Args:
-            role: "tool" for calls of the tool bash, "user" for ```bash blocks.
-        """
+        """`role`: "tool" for calls of the tool bash, "user" for ```bash blocks."""
         self.role, self._sandbox = role, sandbox
         parser = blocks if role == "user" else None
         super().__init__([bash_tool(sandbox.bash)], seconds=math.inf, parser=parser, side_by_side=1)

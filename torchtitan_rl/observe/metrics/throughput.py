@@ -108,10 +108,8 @@ def perf_metrics(
     the slowest rank, which the step waits for.
 
     Args:
-        generated_tokens: tokens of the step's completions.
-        sampled: whether they were sampled; demonstrations are not, and have no rate of generation.
-        seconds: seconds in "generate", "train" and "step" on this rank.
-        token_flops: floating-point operations of one token's forward and backward.
+        sampled: whether the completions were sampled; demonstrations are not, and have no rate of generation.
+        seconds: seconds in "generate", "train" and "step".
         peak_flops: peak FLOP/s of all devices together; without it, MFU is absent.
     """
     amounts = {
@@ -156,8 +154,7 @@ def peak_flops_per_s() -> float | None:
 def time_shares(elapsed: Callable[[str], float]) -> dict[str, Metric]:
     """`share/<part>` of this rank, merged as the mean over ranks, and `idle/<side>`; `share/other` is outside of all parts.
 
-    Args:
-        elapsed: seconds in a phase, such as "step", since the last step's flush.
+    `elapsed`: seconds in a phase, such as "step", since the last step's flush.
     """
     total = elapsed("step") + elapsed("checkpoint/save")
     if total <= 0:
