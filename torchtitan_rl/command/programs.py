@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from torchtitan_rl import events
-from torchtitan_rl.command.registry import is_config, load_config, tell_repeated
+from torchtitan_rl.command.registry import is_config, load_config
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.run.hub import folder_of, is_hub_name
@@ -62,7 +62,6 @@ def export(arguments: Sequence[str]) -> None:
     merged = "with LoRA: the merged model, added up in float32"
     parser.add_argument("--merged", action="store_true", help=merged)
     args = parser.parse_args(arguments)
-    tell_repeated(arguments)
     from torchtitan_rl.command.export import export as write  # it imports torchtitan
 
     checkpoint = write(args.run, args.output, args.step, args.dtype, merged=args.merged)

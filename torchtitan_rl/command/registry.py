@@ -5,10 +5,8 @@ import inspect
 import json
 import os
 import pkgutil
-import re
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -112,8 +110,6 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
     for flag in _SWITCHES:
         questions.add_argument(flag, f"--{flag[2:].replace('-', '_')}", action="store_true")
     given, overrides = own.parse_known_args(args)
-    if os.environ.get("RANK", "0") == "0":
-        tell_repeated(args)
     if given.list_configs:
         list_configs()
         raise SystemExit(0)
@@ -172,15 +168,6 @@ def _try_out(config: "RunConfig", *, preview: bool) -> None:
         show_run(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
     except SystemExit as request:  # a task's: not all is shown, so it is no success
         raise RuntimeError(f"something called sys.exit({request.code!r})") from request
-
-
-def tell_repeated(args: Sequence[str]) -> None:
-    """Print options that are given several times, also as --x and --no-x. People append options to a saved command."""
-    options = [word.partition("=")[0].replace("_", "-") for word in args if word.startswith("--")]
-    counts = Counter(re.sub(r"^(--|.*\.)no-", r"\1", option) for option in options)
-    for option, count in counts.items():
-        if count > 1:
-            print(f"{option} is given {count} times: the last one counts", file=sys.stderr)
 
 
 def _is_path(field: str, given: str) -> bool:

@@ -139,16 +139,3 @@ def test_two_questions_in_one_command_are_refused(capsys):
         with pytest.raises(SystemExit, match="2"):
             parse_args(["--config", "debug", *reversed(pair)])
         assert f"argument {pair[0]}" in capsys.readouterr().err.replace("-h/", "")
-
-
-@pytest.mark.parametrize(
-    ("given", "option"),
-    [
-        (["--num_steps=3", "--num-steps", "4"], "--num-steps"),
-        (["--generator.router-replay", "--generator.no-router-replay"], "--generator.router-replay"),
-        (["--resume-changed", "--no-resume-changed"], "--resume-changed"),
-    ],
-)
-def test_an_option_that_is_given_twice_is_said(given, option, capsys):
-    parse_args(["--config", "debug", *given])
-    assert capsys.readouterr().err == f"{option} is given 2 times: the last one counts\n"

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from torchtitan_rl.command import export as script
-from torchtitan_rl.command.command import main as command
 from torchtitan_rl.command.programs import uses
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
@@ -60,11 +59,6 @@ def test_the_lines_to_chat_and_serve_name_what_can_be_loaded(tmp_path):
     [chat, serve] = uses(tmp_path, tmp_path / "run")
     assert chat.endswith(f"torchtitan-rl chat {tmp_path}/run")
     assert serve.endswith(f"torchtitan-rl serve {tmp_path}/run")
-
-
-def test_an_option_that_is_given_twice_is_said(tmp_path, capsys):
-    command(["export", str(tmp_path), "--output", str(tmp_path), "--step", "20", "--step=100"])
-    assert "--step is given 2 times: the last one counts\n" in capsys.readouterr().err
 
 
 def test_every_file_but_the_starts_weights_is_copied(tmp_path):
