@@ -75,9 +75,8 @@ def print_results(folder: Path, step: int) -> None:
         return
     file = folder / f"step-{step}.json"
     if not file.exists():
-        raise TrainingStopped(
-            f"the evaluation's results could not be written to {file}. Make room and start it again."
-        )
+        remedy = "Make room and start it again."
+        raise TrainingStopped(f"the evaluation's results could not be written to {file}. {remedy}")
     results, console = json.loads(file.read_text()), plain_console()
     console.print(metric_table(evaluation_measures(results["metrics"]), console))
     for failure in next(iter(results["failures"].values()), [])[:5]:

@@ -239,9 +239,8 @@ class Recorder(Configurable):
             self.collector.rejected += 1
             if doing not in self._failed:
                 self._failed.add(doing)
-                logger.exception(
-                    f"metrics: {doing} failed; this step's metrics are incomplete; training continues"
-                )
+                effect = "this step's metrics are incomplete; training continues"
+                logger.exception(f"metrics: {doing} failed; {effect}")
             return otherwise
 
 

@@ -142,9 +142,8 @@ def guarded(function: Callable[[Row], Any], text: str) -> Value:
             return as_score(function(dict(row)))
         except Exception:
             failed = True
-            logging.getLogger(__name__).warning(
-                "metrics.select = %r: it ranks no row from here on", text, exc_info=True
-            )
+            fault = f"metrics.select = {text!r}: it ranks no row from here on"
+            logging.getLogger(__name__).warning(fault, exc_info=True)
             return None
 
     return value

@@ -136,9 +136,7 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     }
     values = {
         "count": float(count),
-        "differing_prompts": fmean(
-            any(e.completion.prompt is not None for e in group.samples) for group in groups
-        ),
+        "differing_prompts": fmean(any(e.completion.prompt for e in g.samples) for g in groups),
         "env_errors": float(sum(c.error is not None for c in conversations)),
         "tokens_of_contexts": context_tokens / count,
         "tokens_sampled": sampled / count,

@@ -53,14 +53,13 @@ def likely_reason(groups: Sequence[Group[Episode]]) -> str:
         return "All completions of each prompt are identical: raise sampling.temperature, or the policy has collapsed."
     if all(episode.completion.finish_reason == "length" for episode in samples):
         return "Every completion is truncated at sampling.max_tokens: raise it."
-    if all(episode.scored.answer is None for episode in samples) and any(
-        e.scored.correct is not None for e in samples
-    ):
+    judged = any(episode.scored.correct is not None for episode in samples)
+    if judged and all(episode.scored.answer is None for episode in samples):
         return (
             "No completion has an answer in the form that the task reads (the format rate is 0): ask for it in the prompts "
             "(prompts.system_prompt, prompts.few_shot or --task.template), or read another form (--task.answer-kind)."
         )
-    if all(episode.scored.correct is None for episode in samples):
+    if not judged:
         equal = next(e.reward for e in samples if e.reward is not None)
         return (
             f"The rewards of each prompt's completions are equal, such as {equal:g}: use harder or easier prompts, or add a reward that "

@@ -132,9 +132,8 @@ def participation_metrics(groups: Groups) -> dict[str, Metric]:
     if not episodes:
         return {}
     # The text after the colon names the number that is not finite. It would give as many keys as there are tokens.
-    reasons = Counter(
-        e.credit.left_out.partition(":")[0].replace(" ", "_") for e in episodes if not e.in_loss
-    )
+    left_out = [e.credit.left_out.partition(":")[0] for e in episodes if not e.in_loss]
+    reasons = Counter(reason.replace(" ", "_") for reason in left_out)
     return {
         "loss/completion_fraction": fraction([episode.in_loss for episode in episodes]),
         **{

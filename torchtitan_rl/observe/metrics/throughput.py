@@ -127,12 +127,10 @@ def perf_metrics(
         if seconds[phase] > 0
     }
     if total := sum(update.rank_tokens):
-        metrics["perf/rank_imbalance"] = same_everywhere(
-            max(update.rank_tokens) * len(update.rank_tokens) / total - 1.0
-        )
-        metrics["perf/forward_only_fraction"] = same_everywhere(
-            update.forward_only_tokens / update.trained_tokens
-        )
+        imbalance = max(update.rank_tokens) * len(update.rank_tokens) / total - 1.0
+        metrics["perf/rank_imbalance"] = same_everywhere(imbalance)
+        forward_only = update.forward_only_tokens / update.trained_tokens
+        metrics["perf/forward_only_fraction"] = same_everywhere(forward_only)
         tokens = update.trained_tokens + update.unscored_tokens
         metrics["perf/unscored_fraction"] = same_everywhere(update.unscored_tokens / tokens)
     if update.packed_tokens:

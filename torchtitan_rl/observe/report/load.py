@@ -74,9 +74,8 @@ class Run:
 def load_run(folder: Path) -> Run:
     """Reads the run in `folder`. Raises FileNotFoundError if the folder does not exist or is not a run."""
     if not any((folder / file).is_file() for file in FILES):
-        raise FileNotFoundError(
-            f"{folder} has neither metrics.jsonl nor samples.jsonl: expected the folder of a run"
-        )
+        expected = "expected the folder of a run"
+        raise FileNotFoundError(f"{folder} has neither metrics.jsonl nor samples.jsonl: {expected}")
     run = Run(name=folder.resolve().name, folder=folder)
     for name in ("config.json", "environment.json", *FILES[:2]):
         if not (folder / name).is_file():

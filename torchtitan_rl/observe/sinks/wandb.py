@@ -101,9 +101,8 @@ class WandbSink(Sink):
         return self._tables[key]
 
     def _table(self, rows: list[Row], columns: list[str], log_mode: str) -> Any:
-        return self._wandb.Table(
-            columns=columns, data=_cells(rows, columns), allow_mixed_types=True, log_mode=log_mode
-        )
+        options = {"allow_mixed_types": True, "log_mode": log_mode}
+        return self._wandb.Table(columns=columns, data=_cells(rows, columns), **options)
 
 
 def _columns(rows: list[Row]) -> list[str]:
