@@ -67,9 +67,7 @@ class PromptRenderer(Configurable):
         """Prompts with the name of a special token in their text, such as <|im_end|>, which would become that token.
         refuse: such rows of a data set are left out and listed. allow: for prompts that contain a chat format already."""
 
-        max_prompt_tokens: int = number(
-            512, least=1, remedy="Set it to the longest prompt you want to allow, in tokens."
-        )
+        max_prompt_tokens: int = number(512, least=1, remedy="Set it to the longest to allow.")
         """Maximum prompt length in tokens, including system prompt and few-shot examples. Longer rows of a data set are
         left out and listed at the start. Longer generated prompts are skipped and counted as prompts/too_long."""
 

@@ -29,9 +29,7 @@ def check_has_no_media(row: Row) -> None:
         value = row.get(column)
         is_name = isinstance(value, str) and not column.endswith("s")
         if value and value != "[]" and isinstance(value, list | dict | bytes | str) and not is_name:
-            raise RowError(
-                f"something in {column!r}, but policies read text alone; leave the column or the row out"
-            )
+            raise RowError(f"something in {column!r}, but policies read text alone; leave it out")
 
 
 def prompt_messages(records: list[Any]) -> list[Message]:

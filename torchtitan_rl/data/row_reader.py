@@ -193,9 +193,8 @@ class RowReader:
             messages = [{"role": "user", "content": self._text(prompt, row)}]
         first = [message for message in read_messages(messages[:1]) if message["role"] == "system"]
         if before and first and first != before:
-            raise RowError(
-                f"a system message in {self.prompt_column!r} and another in 'system'; leave out one"
-            )
+            prompt = self.prompt_column
+            raise RowError(f"a system message in {prompt!r} and another in 'system'; leave out one")
         before = before[len(first) :]
         for pair in history or ():
             if not isinstance(pair, list) or len(pair) != 2:
@@ -223,9 +222,8 @@ class RowReader:
             return whole[: len(prompt)], []
         begin = learned[0]
         if begin and whole[begin - 1]["role"] == "assistant":
-            raise RowError(
-                "two messages of the assistant's in a row, of which the second answers nothing; join them"
-            )
+            fault = "of which the second answers nothing"
+            raise RowError(f"two messages of the assistant's in a row, {fault}; join them")
         if not all(_has_content(whole[place]) for place in learned):
             return whole[:begin], []
         return whole[:begin], whole[begin : turns[-1] + 1]
@@ -269,8 +267,9 @@ class RowReader:
             if name in self._joined and isinstance(row.get(name), str) and row[name].strip():
                 prompt = f"{prompt}\n\n{row[name]}"
         if re.match(r'\s*\[\s*\{\s*["\'](role|content)["\']', prompt):
+            name = self.prompt_column
             raise RowError(
-                f"{self.prompt_column!r} is text that lists messages; write a list, in JSON or Parquet"
+                f"{name!r} is text that lists messages; write a list, in JSON or Parquet"
             )
         return prompt
 

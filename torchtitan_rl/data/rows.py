@@ -209,9 +209,8 @@ class Rows(Task):
         return KINDS[self.config.answer_kind].extract(text)
 
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
-        return answer is not None and any(
-            self.equal(answer, accepted) for accepted in expected_answer.split(OR)
-        )
+        accepted = () if answer is None else expected_answer.split(OR)
+        return any(self.equal(answer, each) for each in accepted)
 
     def equal(self, answer: str, expected_answer: str) -> bool:
         return KINDS[self.config.answer_kind].equal(answer, expected_answer)

@@ -38,9 +38,7 @@ class PromptStream(OwnConfig):
 
     @dataclass(kw_only=True, slots=True)
     class Config(PromptRenderer.Config):
-        read_ahead: int = number(
-            64, least=0, most=65536, remedy="Use 64; 0 reads each prompt when it is asked for."
-        )
+        read_ahead: int = number(64, least=0, most=65536, remedy="Use 64.")
         """Number of prompts that a thread reads and tokenizes ahead of the step. 0: no thread."""
 
         demonstrate: str = ""
@@ -64,12 +62,11 @@ class PromptStream(OwnConfig):
         self.num_passed_over = 0
         """Number of prompts skipped since the start or the resume because they were too long."""
         # A copy, because one thread tokenizes while another decodes, and a tokenizer is not thread-safe.
-        self._renderer = PromptRenderer(
-            config, task=task, tokenizer=copy.deepcopy(tokenizer), **demonstrations
-        )
-        self._demonstrate = (
-            load_function(config.demonstrate, "prompts.demonstrate") if config.demonstrate else None
-        )
+        own = copy.deepcopy(tokenizer)
+        self._renderer = PromptRenderer(config, task=task, tokenizer=own, **demonstrations)
+        self._demonstrate = None
+        if config.demonstrate:
+            self._demonstrate = load_function(config.demonstrate, "prompts.demonstrate")
         self._check_start()
         tried(task, "leave_out", self._renderer.faults)
         prompts: BaseNode[Prompt | Exception] = Mapper(_Places(), self._at)
@@ -130,9 +127,8 @@ class PromptStream(OwnConfig):
             if not isinstance(prompt, TooLong):
                 raise prompt
             if not self.num_passed_over:
-                progress(
-                    f"a prompt is skipped; further ones are only counted, as prompts/too_long: {prompt}"
-                )
+                more = "further ones are only counted, as prompts/too_long"
+                progress(f"a prompt is skipped; {more}: {prompt}")
             self.num_passed_over += 1
         raise prompt
 

@@ -118,9 +118,7 @@ class Mixture(Task):
         return ()
 
     def extract_answer(self, text: str) -> str | None:
-        raise NotImplementedError(
-            "a mixture extracts no answers; call the member that the example belongs to"
-        )
+        raise NotImplementedError("a mixture extracts no answers; its members do")
 
     def _marked(self, name: str, example: Example) -> Example:
         return replace(example, task=name, sampling=self.config.tasks[name].sampling)
