@@ -88,17 +88,11 @@ def checked_turn(turn: object, most_characters: int) -> Turn:
         raise TypeError(f"step returned {type(turn).__name__}; expected a Turn")
     messages = checked_messages(turn.messages, most_characters)
     if not messages and not turn.done:
-        raise ValueError(
-            "step returned no messages and is not done; the policy would have nothing to reply to"
-        )
+        left = "the policy would have nothing to reply to"
+        raise ValueError(f"step returned no messages and is not done; {left}")
     columns = {str(name): plain(cell) for name, cell in turn.columns.items()}
-    return replace(
-        turn,
-        messages=messages,
-        reward=checked_reward(turn.reward),
-        done=bool(turn.done),
-        columns=columns,
-    )
+    reward, done = checked_reward(turn.reward), bool(turn.done)
+    return replace(turn, messages=messages, reward=reward, done=done, columns=columns)
 
 
 def checked_reward(reward: object) -> float | None:

@@ -125,10 +125,8 @@ class EnvironmentSession:
 
     def record(self, **facts: Any) -> TurnRecord:
         """Returns the record of the policy's last turn, with these fields of the answer."""
-        last = self.conversation.last
-        return TurnRecord(
-            text=last.text, num_tokens=len(last.token_ids), trace=self.conversation.current, **facts
-        )
+        last, trace = self.conversation.last, self.conversation.current
+        return TurnRecord(text=last.text, num_tokens=len(last.token_ids), trace=trace, **facts)
 
     def _call_step(self) -> Turn:
         last = self.conversation.last
@@ -151,9 +149,8 @@ class EnvironmentSession:
             return self._new_trace(turn.messages)
         trace = conversation.current if turn.trace is None else turn.trace
         if not 0 <= trace < len(self._templates):
-            raise ValueError(
-                f"step returned the trace {trace}; expected one of the {len(self._templates)} so far"
-            )
+            expected = f"one of the {len(self._templates)} so far"
+            raise ValueError(f"step returned the trace {trace}; expected {expected}")
         last_token = conversation.traces[trace].token_ids[-1]
         token_ids = self._templates[trace].answer(turn.messages, last_token)
         if conversation.room(len(token_ids), trace=trace) <= 0:

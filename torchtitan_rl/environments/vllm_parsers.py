@@ -55,9 +55,8 @@ class VllmParser:
         self._tokenizer = get_cached_tokenizer(copy.deepcopy(tokenizer))
         self._lock = threading.Lock()
         tools = {"tools": schemas, "tool_choice": "auto"} if schemas else {}
-        self._request = ChatCompletionRequest(
-            model=name, messages=[{"role": "user", "content": ""}], **tools
-        )
+        messages = [{"role": "user", "content": ""}]
+        self._request = ChatCompletionRequest(model=name, messages=messages, **tools)
         try:
             self._parser = ToolParserManager.get_tool_parser(name)
             self._request = self._new_parser().adjust_request(self._request)
