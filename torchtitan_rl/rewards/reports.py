@@ -43,9 +43,8 @@ class CallReports:
         shown = f"No completion got a reward: all {len(samples)} failed, such as {errors[0]}"
         logger.warning(shown)
         if self._failed_rounds == MOST_FAILED_ROUNDS:
-            raise RewardError(
-                f"{shown}, {MOST_FAILED_ROUNDS} times in a row: nothing is being learned. Correct it."
-            )
+            effect = f"{MOST_FAILED_ROUNDS} times in a row: nothing is being learned"
+            raise RewardError(f"{shown}, {effect}. Correct it.")
 
     def check_call(self, call: RewardCall, result: ScorerResult) -> None:
         """Warn of a call's failure. Raises RewardError if its policy is "raise"."""

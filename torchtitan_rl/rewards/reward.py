@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,9 +75,8 @@ class Reward(Scorer):
             "log_metric": log.log_metric,
         }
         columns = [name for group in groups for name in group.prompt.columns]
-        lists = {
-            name: lambda g, name=name: _copies(g.prompt.columns.get(name), g) for name in columns
-        } | _LISTS
+        of_rows = {name: partial(_copies, name) for name in columns}
+        lists = of_rows | _LISTS
         named, takes_all = self._parameters()
         made = {
             name: [v for g in groups for v in make(g)]
@@ -144,16 +144,15 @@ def as_scores(output: Any, size: int) -> list[float | None]:
             raise TypeError(f"it is a {type(output).__name__}")
         scores = [None if value is None else float(value) for value in output]
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"returned {output!r:.80}, expected a list of {size} numbers or None: {error}"
-        ) from error
+        expected = f"expected a list of {size} numbers or None"
+        raise TypeError(f"returned {output!r:.80}, {expected}: {error}") from error
     if len(scores) != size:
         raise ValueError(f"returned {len(scores)} values for {size} completions")
     return scores
 
 
-def _copies(value: Any, group: Group[Completion]) -> list[Any]:
-    return [copy.deepcopy(value) for _ in group.samples]
+def _copies(column: str, group: Group[Completion]) -> list[Any]:
+    return [copy.deepcopy(group.prompt.columns.get(column)) for _ in group.samples]
 
 
 def _asked(prompt: Prompt) -> str | list[dict[str, Any]]:
