@@ -137,9 +137,8 @@ def unlike_vllm(config: "PretrainedConfig", family: Family) -> list[str]:
         factor = rope["partial_rotary_factor"]
         refused.append(f"partial_rotary_factor {factor}, which transformers ignores")
     if rope.get("rope_type") == "linear" and not isinstance(rope.get("factor"), float):
-        refused.append(
-            f"a linear RoPE's factor {rope.get('factor')}, which vLLM reads only with a point, as in 4.0"
-        )
+        factor = f"a linear RoPE's factor {rope.get('factor')}"
+        refused.append(f"{factor}, which vLLM reads only with a point, as in 4.0")
     return refused
 
 

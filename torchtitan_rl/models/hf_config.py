@@ -81,11 +81,9 @@ def spec_from_folder(folder: Path) -> ModelSpec:
         "Correct the entry that is wrong.",
     )  # fmt: skip
     refused = unlike_vllm(config, family)
-    expect(
-        not refused, "hf_assets_path", str(folder),
-        f"a {architecture} that vLLM computes as transformers does, but its config.json has {', '.join(refused)}",
-        "Use another checkpoint.",
-    )  # fmt: skip
+    expected = f"a {architecture} that vLLM computes as transformers does, but its config.json has"
+    expected += f" {', '.join(refused)}"
+    expect(not refused, "hf_assets_path", str(folder), expected, "Use another checkpoint.")
     if beyond_torchtitan(config, family):
         return _transformers_spec(folder, config, architecture)
     rope = config.rope_parameters
@@ -190,6 +188,7 @@ def decoder_spec(
             layer.moe = mixture.config(dim)
         layers.append(layer)
     embedding_init = {"weight": skip_param_init} if tie_word_embeddings else _LINEAR_INIT
+    embedding = partial(Embedding.Config, num_embeddings=vocab_size, embedding_dim=dim)
     head = partial(Linear.Config, in_features=dim, out_features=vocab_size)
     return ModelSpec(
         name=family.name,
@@ -199,9 +198,7 @@ def decoder_spec(
             dim=dim,
             norm=norm(normalized_shape=dim),
             enable_weight_tying=tie_word_embeddings,
-            tok_embeddings=Embedding.Config(
-                num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init
-            ),
+            tok_embeddings=embedding(param_init=embedding_init),
             lm_head=head(param_init=_LINEAR_INIT),
             layers=layers,
         ),

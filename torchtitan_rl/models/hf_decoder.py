@@ -115,9 +115,8 @@ def build_transformers_model(config: "PretrainedConfig") -> "PreTrainedModel":
     AttentionInterface.register(ATTENTION, packed_attention)
     shared = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     own = getattr(_own_copy(shared.__module__), shared.__name__)
-    model = own._from_config(
-        deepcopy(config), attn_implementation=ATTENTION, dtype=torch.get_default_dtype()
-    )
+    options = {"attn_implementation": ATTENTION, "dtype": torch.get_default_dtype()}
+    model = own._from_config(deepcopy(config), **options)
     for layer in linear_layers(model.base_model):
         run_on_sequences(layer)
     return model.eval()
@@ -237,9 +236,8 @@ class HFDecoder(Decoder):
     ) -> Any:
         """tokens and positions [1, T] -> logits [1, T, V], or the head's ([T], [T]) while it scores."""
         packed = PackedCall(attention_masks, self._inner)
-        output = self._base[0].forward(
-            input_ids=tokens, position_ids=positions, use_cache=False, packed=packed
-        )
+        places = {"input_ids": tokens, "position_ids": positions}
+        output = self._base[0].forward(**places, use_cache=False, packed=packed)
         return self.lm_head(output.last_hidden_state)
 
 
