@@ -213,9 +213,7 @@ def _rewards(
         )
     # The environment's reward needs a conversation.
     if "environment_reward" not in grader.reward_names and _is_turned_round(*group.samples[:2]):
-        lines.append(
-            "(the right answer gets no more than the wrong one: is a sign or a comparison the wrong way round?)"
-        )
+        lines.append("(the right answer gets no more than the wrong one: is a sign wrong?)")
     return "\n".join(lines)
 
 

@@ -47,9 +47,8 @@ def show_preview(config: "RunConfig") -> None:
         ordered = sorted(group.samples, key=lambda episode: -(episode.reward or 0))
         print("\n".join(["", *answers(group, ordered[0], ordered[-1])]))
     print("\n".join(doubtful(groups)))
-    print(
-        f"\n{measures(groups)}\nsampled in {seconds:.0f} s; a step samples {config.num_prompts_per_step} prompts"
-    )
+    in_a_step = f"a step samples {config.num_prompts_per_step} prompts"
+    print(f"\n{measures(groups)}\nsampled in {seconds:.0f} s; {in_a_step}")
     print("\n".join([*advice(groups, config.sampling.max_tokens), verdict(groups)]), flush=True)
 
 

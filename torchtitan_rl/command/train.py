@@ -63,9 +63,8 @@ def main(args: Sequence[str] | None = None) -> None:
             train_run(name, config, output, status_file, cleanup)
             cleanup.close()  # after an error the process ends without it: a lost rank would be waited for
         except SystemExit as request:  # for example in a reward function: the run is not done
-            raise RuntimeError(
-                f"something called sys.exit({request.code!r}) in the middle of the run"
-            ) from request
+            called = f"sys.exit({request.code!r})"
+            raise RuntimeError(f"something called {called} in the middle of the run") from request
     except SystemExit as ended:
         if not ended.code:
             status_file.set_outcome("done")
@@ -232,9 +231,8 @@ def close_parts(controller: "Controller") -> None:
     try:
         controller.close()
     except Exception:
-        logging.getLogger(__name__).warning(
-            "the run is complete and saved, but its teardown failed", exc_info=True
-        )
+        fault = "the run is complete and saved, but its teardown failed"
+        logging.getLogger(__name__).warning(fault, exc_info=True)
 
 
 if __name__ == "__main__":

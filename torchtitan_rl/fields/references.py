@@ -85,9 +85,8 @@ def load_reward(reference: str) -> tuple[str, Callable[..., Any]]:
         expected = "a function or an object, not a class"
         expect(not is_class, field, reference, expected, "Add ().")
     else:
-        is_reward = (
-            inspect.isfunction(function) and "completions" in inspect.signature(function).parameters
-        )
+        parameters = inspect.signature(function).parameters if inspect.isfunction(function) else ()
+        is_reward = "completions" in parameters
         remedy = f"{match['function']} is one itself: leave out the parentheses."
         expected = "a call that returns a reward function"
         expect(not is_reward, field, reference, expected, remedy)
@@ -180,10 +179,9 @@ def is_users_class(part: type | Callable) -> bool:
 def is_users_file(file: str) -> bool:
     """Whether a Python file is the user's: neither this package's nor installed in the environment."""
     prefixes = (_PACKAGE, sys.prefix, sys.base_prefix)
-    resolved = str(Path(file).resolve())
-    return not file.startswith((*prefixes, "<")) and not resolved.startswith(
-        tuple(map(os.path.realpath, prefixes))
-    )
+    if file.startswith((*prefixes, "<")):
+        return False
+    return not os.path.realpath(file).startswith(tuple(map(os.path.realpath, prefixes)))
 
 
 def module_name(module: str) -> str:

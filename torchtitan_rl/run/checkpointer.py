@@ -140,17 +140,15 @@ class Checkpointer(Configurable):
         if last_step or step >= stops:
             raise TrainingStopped(f"step {step} cannot be saved: {reason}. {kept}.")
         if self._overdue_since is None:
-            progress(
-                f"step {step} is not saved: {reason}. {kept}; tried again after each step, until step {stops}"
-            )
+            again = f"tried again after each step, until step {stops}"
+            progress(f"step {step} is not saved: {reason}. {kept}; {again}")
         self._overdue_since = since
 
     def _write(self, step: int) -> None:
         missing = comm.broadcast(self.folder.missing_bytes(self._bytes()))
         if missing > 0:
-            raise CannotSaveError(
-                f"the disk of {self.folder.path} lacks {missing:,} bytes ({missing / 2**30:.2f} GiB)"
-            )
+            lacks = f"lacks {missing:,} bytes ({missing / 2**30:.2f} GiB)"
+            raise CannotSaveError(f"the disk of {self.folder.path} {lacks}")
         unfinished = self._on_rank_0(lambda: self.folder.begin(step))
         try:
             with _explained("writing it failed (is the disk or a quota full?)", CannotSaveError):

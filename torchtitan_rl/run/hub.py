@@ -24,9 +24,8 @@ def is_hub_name(text: str) -> bool:
 
     Example: is_hub_name("Qwen/Qwen3-0.6B")
     """
-    return packaged_model.is_packaged(text) or (
-        _NAME.fullmatch(text) is not None and not Path(text).exists()
-    )
+    is_name = _NAME.fullmatch(text) is not None and not Path(text).exists()
+    return is_name or packaged_model.is_packaged(text)
 
 
 def folder_of(name: str) -> Path:

@@ -198,9 +198,8 @@ def say(text: str) -> None:
 def main(arguments: list[str]) -> int:
     """Launch torchrun's command line. Returns the job's exit code."""
     if any(arg.replace("_", "-").startswith("--max-restarts") for arg in arguments):
-        sys.exit(
-            "error: --max-restarts: expected none. Start the same command again: it goes on from the last checkpoint."
-        )
+        again = "Start the same command again: it goes on from the last checkpoint."
+        sys.exit(f"error: --max-restarts: expected none. {again}")
     # FlashInfer compiles only if it finds the environment's ninja.
     programs = [os.environ.get("PATH"), sysconfig.get_path("scripts")]
     os.environ["PATH"] = os.pathsep.join(filter(None, programs))

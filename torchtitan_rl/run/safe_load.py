@@ -52,9 +52,8 @@ class _IndexUnpickler(pickle.Unpickler):
         if (module, name) == ("builtins", "getattr"):
             return _member
         if name not in _RECORDS.get(module, ()):
-            raise pickle.UnpicklingError(
-                f"the index names {module}.{name}, which no checkpoint of this program contains"
-            )
+            named = f"the index names {module}.{name}"
+            raise pickle.UnpicklingError(f"{named}, which no checkpoint of this program contains")
         return super().find_class(module, name)
 
 
