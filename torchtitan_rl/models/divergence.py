@@ -102,7 +102,7 @@ class _ChunkedDivergence(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx, hidden: Tensor, weight: Tensor, teacher: TeacherOutput, constants: _Constants
-    ) -> tuple[Tensor, Tensor]:  # noqa: ANN001
+    ) -> tuple[Tensor, Tensor]:
         """hidden [T, D], weight [Vs, D] -> the divergence of each token and the teacher's best, [T] each."""
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         # [2, T] of student and teacher
@@ -134,7 +134,7 @@ class _ChunkedDivergence(torch.autograd.Function):
         return divergence, best
 
     @staticmethod
-    def backward(ctx, g_divergence: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+    def backward(ctx, g_divergence: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient to the [T] result -> this rank's gradients to hidden [T, D] and weight [Vs, D]."""
         hidden, weight, *teacher, log_totals, of_student = ctx.saved_tensors
         constants: _Constants = ctx.constants

@@ -156,7 +156,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx, hidden: Tensor, weight: Tensor, labels: Tensor, constants: _Constants
-    ) -> tuple[Tensor, Tensor]:  # noqa: ANN001
+    ) -> tuple[Tensor, Tensor]:
         """hidden [T, D], weight [Vs, D], labels [T] -> log-probability and entropy, [T] each."""
         ctx.set_materialize_grads(False)
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
@@ -197,7 +197,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx, g_logprobs: Tensor | None, g_entropy: Tensor | None
-    ) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+    ) -> tuple[Tensor | None, ...]:
         """Gradients to the two [T] results -> this rank's gradients to hidden [T, D] and weight [Vs, D]."""
         hidden, weight, labels, peak, log_total, entropy = ctx.saved_tensors
         constants: _Constants = ctx.constants
