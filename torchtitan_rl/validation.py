@@ -293,10 +293,9 @@ def check_lengths(config: "RunConfig") -> None:
         )  # fmt: skip
     sequence = prompt + min(config.sampling.max_tokens, turn)
     packed = config.trainer.max_tokens_per_microbatch
-    expect(
-        packed >= sequence, "trainer.max_tokens_per_microbatch", packed,
-        f"at least {sequence}, the longest sequence (prompts.max_prompt_tokens + sampling.max_tokens)", f"Use {sequence}.",
-    )  # fmt: skip
+    expected = f"at least {sequence}, the longest sequence (prompts.max_prompt_tokens + sampling.max_tokens)"
+    remedy = f"Use {sequence}."
+    expect(packed >= sequence, "trainer.max_tokens_per_microbatch", packed, expected, remedy)
 
 
 def _check_lora(config: "RunConfig") -> None:

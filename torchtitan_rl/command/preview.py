@@ -28,11 +28,9 @@ def show_preview(config: "RunConfig") -> None:
     os.environ["WORLD_SIZE"] = "1"
     comm.be_only_rank()
     resolved = prepare(config)
-    expect(
-        resolved.config.needs_engine(resolved.algorithm), "--preview", True,
-        "a run that samples; this one learns from demonstrations alone",
-        "Use --dry-run, which shows what is learned of the first rows.",
-    )  # fmt: skip
+    expected = "a run that samples; this one learns from demonstrations alone"
+    remedy = "Use --dry-run, which shows what is learned of the first rows."
+    expect(resolved.config.needs_engine(resolved.algorithm), "--preview", True, expected, remedy)
     with closing(build_parts(config, resolved)) as parts:
         parts.weight_sync.push(policy_version=0)
         prompts = parts.prompts.next_batch(NUM_PROMPTS)

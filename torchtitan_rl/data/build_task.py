@@ -16,19 +16,13 @@ def build_task(config: Task.Config) -> Task:
 def _check_examples(member: Task) -> None:
     name = type(member).__name__
     example = tried(member, "train_example", 0, seed=0)
-    expect(
-        isinstance(example, Example), f"{name}.train_example(0)", example, "an Example",
-        "Return one.",
-    )  # fmt: skip
+    is_one = isinstance(example, Example)
+    expect(is_one, f"{name}.train_example(0)", example, "an Example", "Return one.")
     again = tried(member, "train_example", 0, seed=0)
     shown = [(each.text, each.messages, each.expected_answer) for each in (example, again)]
-    expect(
-        shown[0] == shown[1], f"{name}.train_example(0)", example.text[:80],
-        "the same example at every call with one index and seed",
-        'Draw chance from random.Random(f"{seed}/{index}"): ranks and resumed runs ask again.',
-    )  # fmt: skip
+    expected = "the same example at every call with one index and seed"
+    remedy = 'Draw chance from random.Random(f"{seed}/{index}"): ranks and resumed runs ask again.'
+    expect(shown[0] == shown[1], f"{name}.train_example(0)", example.text[:80], expected, remedy)
     held_out = tried(member, "held_out_examples", 1)
-    expect(
-        bool(held_out), f"{name}.held_out_examples(1)", held_out, "a list with an Example",
-        "Return one.",
-    )  # fmt: skip
+    expected = "a list with an Example"
+    expect(bool(held_out), f"{name}.held_out_examples(1)", held_out, expected, "Return one.")

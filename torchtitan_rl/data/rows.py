@@ -188,10 +188,8 @@ class Rows(Task):
                 part.leave_out_where(np.array(reasons) == reason, reason)
                 reasons = [other for other in reasons if other != reason]
             progress(part.describe(what))
-            expect(
-                len(part.kept) > 0, "task.path", self.config.path, f"rows {what}, but: {part.describe(what)}",
-                _REMEDY,
-            )  # fmt: skip
+            expected = f"rows {what}, but: {part.describe(what)}"
+            expect(len(part.kept) > 0, "task.path", self.config.path, expected, _REMEDY)
 
     def reward_functions(self) -> Sequence[RewardFunction]:
         """Returns `correct` if the rows have answers, else nothing."""
@@ -251,11 +249,9 @@ class Rows(Task):
         """Returns the held-out sets by name, and leaves their prompts out of training."""
         config = self.config
         path = config.held_out_path or (self._held_out_split and config.path)
-        expect(
-            not (path and config.held_out_paths), "task.held_out_path", path,
-            "nothing, because task.held_out_paths is set",
-            "Name all tables in held_out_paths.",
-        )  # fmt: skip
+        expected = "nothing, because task.held_out_paths is set"
+        remedy = "Name all tables in held_out_paths."
+        expect(not (path and config.held_out_paths), "task.held_out_path", path, expected, remedy)
         for name in config.held_out_paths:
             check_metric_name(name, "task.held_out_paths")
         paths = config.held_out_paths or ({"": path} if path else {})
@@ -270,10 +266,9 @@ class Rows(Task):
             table = self.table(path, split=split, field=field)
             parts[name] = self._part(self._reader(table))
             has_answers = bool(parts[name].reader.answer_column)
-            expect(
-                has_answers or not self.has_answers, field, path,
-                "an answer column, as the training rows have one", "Name it like theirs.",
-            )  # fmt: skip
+            expected = "an answer column, as the training rows have one"
+            remedy = "Name it like theirs."
+            expect(has_answers or not self.has_answers, field, path, expected, remedy)
             is_held_out = np.isin(self._train.keys, parts[name].keys)
             self._train.leave_out_where(is_held_out, "also held out")
         return parts

@@ -112,11 +112,12 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str)
     if subset and (place / subset).is_dir():
         place = place / subset
     has_splits = not place.is_file() and not (place / "state.json").is_file()
-    expect(
-        has_splits or split == "train", f"the split {split!r} of {field}", path,
-        "a folder or a data set of the hub, which have splits. One file or saved data set has none",
-        "Leave the split out, or name its file.",
-    )  # fmt: skip
+    expected = (
+        "a folder or a data set of the hub, which have splits. One file or saved data set has none"
+    )
+    remedy = "Leave the split out, or name its file."
+    holds = has_splits or split == "train"
+    expect(holds, f"the split {split!r} of {field}", path, expected, remedy)
     if (place / "dataset_dict.json").is_file():  # written by DatasetDict.save_to_disk
         saved = sorted(file.parent.name for file in place.glob("*/state.json"))
         there = f"the split {split!r}, but it has {saved}"
@@ -156,10 +157,9 @@ def _files(place: Path, split: str, field: str) -> list[Path]:
     any_split = rf"(?<![^\W_])(?:{'|'.join(_SPLITS)})(?![^\W\d_])"
     if split == "train" and not any(re.search(any_split, name) for name in names):
         of_split = of_split or names
-    expect(
-        bool(of_split), field, str(place), f"files of the split {split!r}, but it has {names}",
-        "Name one of its files." if names else _REMEDY,
-    )  # fmt: skip
+    expected = f"files of the split {split!r}, but it has {names}"
+    remedy = "Name one of its files." if names else _REMEDY
+    expect(bool(of_split), field, str(place), expected, remedy)
     formats = sorted({_format(Path(name)) for name in of_split})
     one = f"files of one format, but it has {formats}"
     expect(len(formats) == 1, field, str(place), one, "Name one file.")

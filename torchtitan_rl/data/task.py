@@ -63,11 +63,10 @@ class Example:
         reserved = sorted(RESERVED_COLUMNS.intersection(self.columns))
         others = "names that the grader does not give itself"
         expect(not reserved, "Example.columns", reserved, others, "Rename these columns.")
-        expect(
-            self.messages is None or _are_messages(self.messages), "Example.messages", self.messages,
-            "a list of one or more dicts with a role, or None for a prompt of text alone",
-            "Give the first message here; what an environment's reset() returns follows it.",
-        )  # fmt: skip
+        expected = "a list of one or more dicts with a role, or None for a prompt of text alone"
+        remedy = "Give the first message here; what an environment's reset() returns follows it."
+        holds = self.messages is None or _are_messages(self.messages)
+        expect(holds, "Example.messages", self.messages, expected, remedy)
         expected, remedy = "a text or a number", "Use '' where there is none."
         is_given = self.expected_answer is not None
         expect(is_given, "Example.expected_answer", self.expected_answer, expected, remedy)

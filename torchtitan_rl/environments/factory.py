@@ -103,11 +103,10 @@ class Conversations(Configurable):
             if environment is None:
                 continue
             try:
-                expect(
-                    prompt.messages is not None, "task", type(self._members[prompt.task]).__name__,
-                    "examples with messages, rendered by a chat template, for conversations",
-                    "Give Example.messages, and leave prompts.apply_chat_template on.",
-                )  # fmt: skip
+                expected = "examples with messages, rendered by a chat template, for conversations"
+                remedy = "Give Example.messages, and leave prompts.apply_chat_template on."
+                holds = prompt.messages is not None
+                expect(holds, "task", type(self._members[prompt.task]).__name__, expected, remedy)
                 name, role = type(environment).__name__, environment.role
                 expect(role in ROLES, f"{name}.role", role, f"one of {ROLES}", "Correct it.")
                 self._templates[prompt.task].check(role)

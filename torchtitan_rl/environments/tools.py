@@ -69,11 +69,10 @@ class ToolEnvironment(FittedEnvironment):
         """
         check_above_zero(seconds=seconds, most_characters=most_characters)
         for tool in tools:
-            expect(
-                _runs_in_process(tool) or not _keeps_state(tool), "tools", tool.__qualname__,
-                "a function at the top of a module that assigns no global variable, as a worker process would lose its state",
-                "Decorate it with @in_process if it never holds the interpreter's lock for long (docs/conversations.md).",
-            )  # fmt: skip
+            expected = "a function at the top of a module that assigns no global variable, as a worker process would lose its state"
+            remedy = "Decorate it with @in_process if it never holds the interpreter's lock for long (docs/conversations.md)."
+            holds = _runs_in_process(tool) or not _keeps_state(tool)
+            expect(holds, "tools", tool.__qualname__, expected, remedy)
         self._tools = {tool.__name__: tool for tool in tools}
         self._seconds = seconds
         self._most_characters = most_characters

@@ -29,10 +29,8 @@ def call_parser(
     from vllm.tool_parsers import ToolParserManager
 
     known = ToolParserManager.list_registered()
-    expect(
-        name in known, _FIELD, name, f"auto or one of vLLM's parsers: {', '.join(known)}",
-        "Use the one of the model's card.",
-    )  # fmt: skip
+    expected = f"auto or one of vLLM's parsers: {', '.join(known)}"
+    expect(name in known, _FIELD, name, expected, "Use the one of the model's card.")
     return VllmParser(name, tokenizer, schemas)
 
 

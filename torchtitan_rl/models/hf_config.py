@@ -114,11 +114,10 @@ def _sizes(config: "PretrainedConfig", folder: Path) -> dict[str, Any]:
     """Returns a decoder's sizes as arguments of `decoder_spec`. Raises UserError for heads that cannot be."""
     heads = config.num_attention_heads
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
-    expect(
-        key_value_heads > 0 and heads % key_value_heads == 0, "hf_assets_path", str(folder),
-        f"heads that num_key_value_heads divides, but its config.json has {heads} heads and num_key_value_heads {key_value_heads}",
-        "Correct it.",
-    )  # fmt: skip
+    expected = f"heads that num_key_value_heads divides, but its config.json has {heads} heads and num_key_value_heads {key_value_heads}"
+    remedy = "Correct it."
+    holds = key_value_heads > 0 and heads % key_value_heads == 0
+    expect(holds, "hf_assets_path", str(folder), expected, remedy)
     return {
         **{name: getattr(config, name) for name in _SIZES},
         "num_key_value_heads": key_value_heads,

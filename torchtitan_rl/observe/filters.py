@@ -46,12 +46,9 @@ def sink_filters(entries: Sequence[str], sinks: Collection[str]) -> dict[str, Fi
     patterns: dict[str, list[str]] = {}
     for entry in entries:
         sink, _, text = entry.rpartition("=")
-        expect(
-            sink in sinks and sink not in patterns and all(text.split(",")),
-            "metrics.filters",
-            entry,
-            f"sink=pattern,pattern, once for a sink of this run: {', '.join(sinks)}",
-            "Example: wandb=!*/samples,!*/p05",
-        )
+        expected = f"sink=pattern,pattern, once for a sink of this run: {', '.join(sinks)}"
+        remedy = "Example: wandb=!*/samples,!*/p05"
+        holds = sink in sinks and sink not in patterns and all(text.split(","))
+        expect(holds, "metrics.filters", entry, expected, remedy)
         patterns[sink] = text.split(",")
     return {sink: Filter(patterns.get(sink, ["*"])) for sink in sinks}

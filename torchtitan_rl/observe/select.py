@@ -114,15 +114,14 @@ def parse_selector(text: str) -> tuple[str, Choose]:
         in_prompt = where(lambda row: argument in str(row.get("prompt", "")))
         return name, highest(PINNED_SHOWN, in_prompt)
     k, _, of_column = argument.partition(":")
-    expect(
+    expected = f"one of {', '.join(SELECTORS)} with a number of rows, or pinned:TEXT"
+    remedy = "Example: --metrics.select top:2 bottom:1. See docs/observability.md."
+    holds = (
         name in SELECTORS
         and (not argument or k.isdecimal())
-        and (not of_column or name in ("top", "bottom")),
-        "metrics.select",
-        text,
-        f"one of {', '.join(SELECTORS)} with a number of rows, or pinned:TEXT",
-        "Example: --metrics.select top:2 bottom:1. See docs/observability.md.",
+        and (not of_column or name in ("top", "bottom"))
     )
+    expect(holds, "metrics.select", text, expected, remedy)
     if of_column:
         value = column(of_column)
         choose = highest(int(k), value if name == "top" else lowest_first(value))

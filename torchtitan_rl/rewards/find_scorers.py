@@ -71,17 +71,13 @@ def _rewards(
     own = (_reward(config, _name(function), function) for function in task.reward_functions())
     rewards = [*own, *extra]
     names = [reward.name for reward in rewards]
-    expect(
-        bool(names) or not required, "grader.rewards", config.rewards,
-        "a reward function, as the task has none",
-        "Name one or more, or for rows with an answer task.answer_column.",
-    )  # fmt: skip
+    expected = "a reward function, as the task has none"
+    remedy = "Name one or more, or for rows with an answer task.answer_column."
+    expect(bool(names) or not required, "grader.rewards", config.rewards, expected, remedy)
     taken = {name for name in names if names.count(name) > 1 or name in ("error", JUDGEMENT)}
-    expect(
-        not taken, "grader.rewards", sorted(taken),
-        "names that no other function, error or judgement of the task has",
-        "Give it another name: other_name=path/to/file.py:function.",
-    )  # fmt: skip
+    expected = "names that no other function, error or judgement of the task has"
+    remedy = "Give it another name: other_name=path/to/file.py:function."
+    expect(not taken, "grader.rewards", sorted(taken), expected, remedy)
     given = RESERVED_COLUMNS | task.train_example(0, seed=0).columns.keys()
     for reward in rewards:
         missing = reward.missing(given)

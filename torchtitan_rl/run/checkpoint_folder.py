@@ -138,10 +138,9 @@ def find_resume(resume: str, run_folder: Path) -> Resume | None:
     own = CheckpointFolder(run_folder)
     steps = own.steps()
     if resume == "never":
-        expect(
-            not steps, "resume", resume, f"a run folder without checkpoints, but {run_folder} has {list(steps)}",
-            "Pass another --dump-folder, or --resume auto to go on.",
-        )  # fmt: skip
+        expected = f"a run folder without checkpoints, but {run_folder} has {list(steps)}"
+        remedy = "Pass another --dump-folder, or --resume auto to go on."
+        expect(not steps, "resume", resume, expected, remedy)
         return None
     if resume.isdecimal():
         there = f"a step with a checkpoint in {own.path}: {list(steps) or 'there is none yet'}"
@@ -156,11 +155,10 @@ def find_resume(resume: str, run_folder: Path) -> Resume | None:
         return _newest_good(steps, fork=True)
     if source.parent == own.path.resolve() and (name := _STEP.fullmatch(source.name)):
         return find_resume(name[1], run_folder)
-    expect(
-        source == run_folder.resolve() or _was_forked(run_folder, source), "resume", resume,
-        f"auto or one of {list(steps)}: {run_folder} has checkpoints, and was not forked from there",
-        "Pass another --dump-folder to fork into.",
-    )  # fmt: skip
+    expected = f"auto or one of {list(steps)}: {run_folder} was not forked from there"
+    remedy = "Pass another --dump-folder to fork into."
+    holds = source == run_folder.resolve() or _was_forked(run_folder, source)
+    expect(holds, "resume", resume, expected, remedy)
     return _newest_good(steps, fork=False)
 
 

