@@ -37,6 +37,9 @@ class Reduce(StrEnum):
     """Rows of a sample table. A value is a dict or a list of dicts."""
 
 
+Moments = tuple[float, float, float]
+
+
 class Formula(NamedTuple):
     """A reduction to one number."""
 
@@ -48,9 +51,7 @@ class Formula(NamedTuple):
     """Returns the number for a state; None if there is none."""
 
 
-def _chan(
-    a: tuple[float, float, float], b: tuple[float, float, float]
-) -> tuple[float, float, float]:
+def _chan(a: Moments, b: Moments) -> Moments:
     """Merges two states (weight, mean, sum of squared deviations) by Chan's formula.
 
     It stays exact for large means: the standard deviation of [1e8, 1e8 + 1, 1e8 + 2] is 0.816, not 0.

@@ -118,6 +118,5 @@ class SinkThread:
                 waited = True
                 self._finishing.wait(RETRY_SECONDS)
         if waited:
-            logger.warning(
-                f"sink {self.name} writes again; {self.dropped_steps} steps are lost so far"
-            )
+            lost = f"{self.dropped_steps} steps are lost so far"
+            logger.warning(f"sink {self.name} writes again; {lost}")

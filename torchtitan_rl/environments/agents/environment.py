@@ -1,7 +1,7 @@
 """`AgentEnvironment`: an agent that speaks to the policy over HTTP is the environment of a rollout."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from torchtitan_rl.environments.agents.protocol import (
     heard,
     policy_message,
 )
-from torchtitan_rl.environments.agents.running import RunningCommand, RunningCoroutine
+from torchtitan_rl.environments.agents.running import Coroutine, RunningCommand, RunningCoroutine
 from torchtitan_rl.environments.agents.settings import NotFollowed
 from torchtitan_rl.environments.checks import Context
 from torchtitan_rl.environments.fitted import FittedEnvironment
@@ -27,8 +27,8 @@ from torchtitan_rl.fields.typed_arguments import check_above_zero, typed
 from torchtitan_rl.rewards.workers import WorkerDied
 from torchtitan_rl.types import FinishReason
 
-Agent = Sequence[str] | Callable[..., Awaitable[Any]]
-"""A command, or a coroutine function `agent(task, *, base_url, api_key)`."""
+Agent = Sequence[str] | Coroutine
+"""A command, or a coroutine function."""
 
 
 @dataclass(slots=True)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Coroutine = Callable[..., Awaitable[Any]]
+"""A coroutine function `agent(task, *, base_url, api_key)`."""
+
 INHERITED = ("PATH", "USER", "LANG", "LC_ALL", "TZ")
 """Environment variables of the run that a command gets."""
 
@@ -133,19 +136,14 @@ class RunningCommand:
 class RunningCoroutine:
     """A coroutine on the event loop that all coroutines of environments share."""
 
-    def __init__(
-        self, agent: Callable[..., Awaitable[Any]], session: "Session", *, task: Any
-    ) -> None:
-        self._future = asyncio.run_coroutine_threadsafe(
-            self._play(agent, session, task), event_loop()
-        )
+    def __init__(self, agent: Coroutine, session: "Session", *, task: Any) -> None:
+        playing = self._play(agent, session, task)
+        self._future = asyncio.run_coroutine_threadsafe(playing, event_loop())
 
     def stop(self) -> None:
         self._future.cancel()
 
-    async def _play(
-        self, agent: Callable[..., Awaitable[Any]], session: "Session", task: Any
-    ) -> None:
+    async def _play(self, agent: Coroutine, session: "Session", task: Any) -> None:
         try:
             value = await agent(task, base_url=session.base_url, api_key=session.key)
             session.end(session.outcome if value is None else Outcome.of(value))

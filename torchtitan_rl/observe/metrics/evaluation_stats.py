@@ -8,21 +8,20 @@ import numpy as np
 from scipy.special import betaincinv
 
 from torchtitan_rl.observe.metrics.reward_stats import (
+    Groups,
     clipped_fraction,
     finite_rewards,
     fraction,
     judgements,
 )
 from torchtitan_rl.summary import same_everywhere
-from torchtitan_rl.types import Episode, Group, Metric, flat
+from torchtitan_rl.types import Metric, flat
 
 SMOOTHING = 2.0
 """Prompts' worth of evidence for a design effect of 1 in `interval`. With less, one more right sample can lower an end."""
 
 
-def evaluation_metrics(
-    groups: Sequence[Group[Episode]], prefix: str = "evaluation"
-) -> dict[str, Metric]:
+def evaluation_metrics(groups: Groups, prefix: str = "evaluation") -> dict[str, Metric]:
     """Accuracy, mean@n and pass@k by the task's judgement; reward, length, format and truncation rates of the samples.
 
     pass@k is the unbiased estimate 1 - C(n - c, k) / C(n, k) for a prompt with c of n samples correct (Chen et al.
