@@ -17,7 +17,12 @@ from torchtitan_rl.data.turns import Message
 from torchtitan_rl.environments.agents import messages as anthropic_messages
 from torchtitan_rl.environments.agents import responses
 from torchtitan_rl.environments.agents.history import UNREADABLE
-from torchtitan_rl.environments.agents.settings import NotFollowed, check_settings, grammar_of
+from torchtitan_rl.environments.agents.settings import (
+    NotFollowed,
+    check_settings,
+    grammar_of,
+    text_of,
+)
 from torchtitan_rl.environments.checks import described
 
 MODEL = "policy"
@@ -144,7 +149,7 @@ def _tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def _read_message(message: Mapping[str, Any]) -> Message:
-    role, content = message["role"], _text(message.get("content"))
+    role, content = message["role"], text_of(message.get("content"), "messages")
     if role not in ROLES:
         reason = f"the agent's request has the role {role!r:.80}; expected one of {ROLES}"
         raise NotFollowed("messages", reason)
@@ -152,21 +157,12 @@ def _read_message(message: Mapping[str, Any]) -> Message:
         return {"role": role, "tool_call_id": str(message.get("tool_call_id")), "content": content}
     if role == "assistant":
         return {
-            **{field: _text(message[field]) for field in REASONING if message.get(field)},
+            **{f: text_of(message[f], "messages") for f in REASONING if message.get(f)},
             "role": role,
             "content": content,
             "tool_calls": [_read_call(call) for call in message.get("tool_calls") or ()],
         }
     return {"role": "system" if role == "developer" else role, "content": content}
-
-
-def _text(content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not all("text" in part for part in content):
-        reason = f"the agent's request has the content {str(content)[:80]!r}; expected text"
-        raise NotFollowed("messages", reason)
-    return "".join(part["text"] for part in content)
 
 
 def _read_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchtitan_rl.environments.agents.settings import NotFollowed, note_left_out
+from torchtitan_rl.environments.agents.settings import NotFollowed, note_left_out, text_of
 
 _OF_POLICY = ("message", "function_call", "reasoning")
 """Types of the items that one turn of the policy may consist of."""
@@ -46,12 +46,12 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 messages.append(_empty_turn())
             in_turn = True
             if is_text:
-                messages[-1]["content"] += _text(item.get("content"))
+                messages[-1]["content"] += text_of(item.get("content"), "input")
             else:
                 function = {"name": item["name"], "arguments": item["arguments"]}
                 messages[-1]["tool_calls"].append({"id": item["call_id"], "function": function})
         elif kind == "function_call_output":
-            result = _text(item.get("output"))
+            result = text_of(item.get("output"), "input")
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": result})
             in_turn = False
         elif kind == "message":
@@ -69,21 +69,11 @@ def _empty_turn() -> dict[str, Any]:
 
 def _thinking(item: Mapping[str, Any]) -> Any:
     """The text of a reasoning item, or else its summary. Raises NotFollowed if it is encrypted."""
-    text = _text(item.get("content")) or _text(item.get("summary"))
+    text = text_of(item.get("content"), "input") or text_of(item.get("summary"), "input")
     if not text and item.get("encrypted_content"):
         reason = "the agent's request has a reasoning item with encrypted_content alone, which only OpenAI can read"
         raise NotFollowed("input", f"{reason}; expected its text in content or summary")
     return text
-
-
-def _text(content: Any) -> Any:
-    """The text of an item's content, whose parts may be of type input_text, output_text or refusal."""
-    if not isinstance(content, list):
-        return content or ""
-    if not all("text" in part or "refusal" in part for part in content):
-        reason = f"the agent's request has the content {str(content)[:80]!r}; expected text"
-        raise NotFollowed("input", reason)
-    return "".join(part.get("text") or part.get("refusal") or "" for part in content)
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,16 @@ class NotFollowed(Exception):
         self.field = field
 
 
+def text_of(content: Any, field: str) -> str:
+    """Returns the text of a content: a text, or a list of parts, among them refusals. Raises NotFollowed for other parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not all("text" in part or "refusal" in part for part in content):
+        reason = f"the agent's request has the content {str(content)[:80]!r}; expected text"
+        raise NotFollowed(field, reason)
+    return "".join(part.get("text") or part.get("refusal") or "" for part in content)
+
+
 def check_settings(request: Mapping[str, Any], *, by_grammar: bool) -> None:
     """Raises NotFollowed for a field that cannot be followed. Fields of sampling are named once in the log."""
     for name, (followed, remedy) in _FOLLOWED.items():
