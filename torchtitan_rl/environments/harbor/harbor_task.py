@@ -68,8 +68,9 @@ class Harbor(Rows):
         def all_faults(examples: Sequence[Example]) -> list[str | None]:
             rank = int(os.environ.get("LOCAL_RANK", 0))
             ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-            faults_of = ((n, self._fault(examples[n])) for n in range(rank, len(examples), ranks))
-            found = [(n, fault) for n, fault in faults_of if fault]
+            folders = [Path(example.columns["folder"]) for example in examples]
+            checked = ((n, self._fault(folders[n])) for n in range(rank, len(folders), ranks))
+            found = [(n, fault) for n, fault in checked if fault]
             unusable = dict(all_gather_lists(found) if ranks > 1 else found)
             return [fault or unusable.get(n) for n, fault in enumerate(faults(examples))]
 
@@ -99,10 +100,10 @@ class Harbor(Rows):
             return Shell(sandbox, config.role)
         return SandboxAgent(sandbox, config.role, config.agent, read_instruction(folder))
 
-    def _fault(self, example: Example) -> str | None:
+    def _fault(self, folder: Path) -> str | None:
         """Why a task cannot be used; None if it can."""
         try:
-            open_sandbox(Path(example.columns["folder"]), self.config.sandbox).close()
+            open_sandbox(folder, self.config.sandbox).close()
         except LeftOut as error:
             return str(error)
         return None
