@@ -113,7 +113,7 @@ class Resume:
     """Fields of the config that are not the checkpoint's. Example: {"seed": "0 -> 1"}"""
 
 
-CHOICES = "auto, never, a step such as 40, or the folder of a run or of one of its checkpoints"
+CHOICES = "auto, never, a step such as 40, or the folder of another run or of a checkpoint"
 
 
 def is_choice(resume: str) -> bool:
