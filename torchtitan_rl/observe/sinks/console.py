@@ -69,6 +69,7 @@ BUILT_IN_GROUPS = (
     "teacher", "time", "top_entropy", "train",
 )  # fmt: skip
 """First parts of the built-in keys. A key of another group is a user's own and is shown, `extra/*` too."""
+ACCURACY = f"{EVALUATION_PREFIX}accuracy"
 MAX_SAMPLES = 6
 """Samples of one table printed in a step."""
 
@@ -84,10 +85,14 @@ class ConsoleSink(Sink):
         super().__init__(context)
         self._console = plain_console()
         self._first: tuple[int, float] | None = None
+        self._held_out: list[tuple[int, float]] = []
+        """The steps of evaluations, with their accuracy."""
         self._recorded: set[str] = set()
         """The labels of the columns that are shown: those that had a value in any step."""
 
     def write(self, record: StepRecord) -> None:
+        if ACCURACY in record.values:
+            self._held_out.append((record.step, record.values[ACCURACY]))
         self._console.print(self._step_line(record), soft_wrap=True)
         if measures := evaluation_measures(record.values):
             self._console.print(metric_table(measures, self._console))
@@ -100,6 +105,13 @@ class ConsoleSink(Sink):
         for key, rows in record.tables.items():
             if due or key.startswith(EVALUATION_PREFIX):
                 self._print_samples(key, rows)
+
+    def close(self) -> None:
+        """Prints how the held-out accuracy went from this session's first evaluation to its last."""
+        if len(self._held_out) > 1:
+            (first, before), (last, after) = self._held_out[0], self._held_out[-1]
+            way = f"{percent(before)} at step {first}, {percent(after)} at step {last}"
+            self._console.print(Text(f"held-out accuracy: {way}", style="bold"))
 
     def _matched(self, values: dict[str, float]) -> dict[str, float]:
         """The values that match the patterns, in their order, then the user's own; without the evaluation's."""

@@ -45,7 +45,17 @@ def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(rec
     assert "1/3" in steps[0]
     assert "reward  6.500" in steps[0]
     assert output[1].split() == ["evaluation", "accuracy=0.5"]
-    assert len(output) == 6
+    assert len(output) == 7
+
+
+def test_console_ends_with_the_way_of_the_held_out_accuracy(recorder, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    run = recorder(sinks=["console"], console_every=0)
+    for step, accuracy in enumerate([0.648, 0.7, 0.98]):
+        record_metric("evaluation/accuracy", accuracy)
+        run.flush(step)
+    run.close()
+    assert stream.getvalue().splitlines()[-1] == "held-out accuracy: 64.8% at step 0, 98.0% at step 2"
 
 
 def test_a_sample_s_box_has_no_number_that_only_a_paper_explains():
