@@ -70,7 +70,8 @@ class Device(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Record and execute one operator."""
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
+        kwargs.pop("pin_memory", None)  # which torch's CPU build cannot
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if func.namespace in ("c10d", "_c10d_functional"):
             if func is torch.ops._c10d_functional.wait_tensor.default:
@@ -81,7 +82,7 @@ class Device(TorchDispatchMode):
                 return func(*args, **kwargs)
         stream = streams.current()
         stream.tick()
-        self._note_sync(func, tensors, kwargs)
+        self._note_sync(func, tensors, args, kwargs)
         if func in ASKS_VALUES and tensors:
             out = self._answer(func, tensors, args, kwargs)
         else:
@@ -124,12 +125,13 @@ class Device(TorchDispatchMode):
         ranks, group = _group(args)
         self.collectives.append(Collective(func.__name__, ranks, shapes, place(), on_cpu, group))
 
-    def _note_sync(self, func: Callable, tensors: list[Tensor], kwargs: dict) -> None:
+    def _note_sync(self, func: Callable, tensors: list[Tensor], args: tuple, kwargs: dict) -> None:
         from_device = bool(tensors) and tensors[0].device.type == "cuda"
         if func is aten._to_copy.default:
             waits = from_device and str(kwargs.get("device")) == "cpu" and not kwargs.get("non_blocking")
         elif func is aten.copy_.default:
-            waits = not from_device and tensors[1].device.type == "cuda"
+            to_host = not from_device and tensors[1].device.type == "cuda"
+            waits = to_host and not (args[2:] or (kwargs.get("non_blocking"),))[0]
         else:
             waits = from_device and func in ASKS_VALUES and kwargs.get("output_size") is None
         if waits:

@@ -27,6 +27,8 @@ class Private(NamedTuple):
 ENGINE = "vllm.v1.engine.llm_engine:LLMEngine"
 NAMES = [
     Private("torch._utils:_get_available_device_type", "device.py", "torchtitan reads its device from it and falls back to CUDA", True),
+    Private("torch._C:_accelerator_setAllocatorSettings", "trainer/host_adamw.py", "pinned tensors take their own size, not the next power of two"),
+    Private("torchtitan.components.optimizer:OptimizersContainer._resolve_optimizer_factory", "trainer/host_adamw.py", "names the class of the optimizer"),
     Private("torch.distributed.tensor:DTensor.__create_chunk_list__", "sync/shard_checksums.py", "where a shard begins"),
     Private("torch.distributed.checkpoint._nested_dict:set_element", "run/safe_load.py", "puts a loaded value into its place"),
     Private("torch.distributed.checkpoint.filesystem:_StorageInfo", "run/safe_load.py", "in the index of a checkpoint"),

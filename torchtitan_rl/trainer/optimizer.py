@@ -1,7 +1,7 @@
 """The optimizer's settings and the report of an update."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from torchtitan.config import Configurable
 
@@ -33,12 +33,20 @@ class AdamW(OwnConfig):
         eps: float = number(1e-8, above=0, most=1, remedy="Use 1e-8.")
         """Added to the square root of the second moment."""
 
+        on_host: Literal[True, False, "auto"] = "auto"
+        """Keep the moments in the host's memory, and on the GPU only what a step computes with. The run is the same, bit by
+        bit. "auto": if memory needs it. Without a GPU it saves nothing."""
+
         def build(self, *, model: "Decoder") -> "OptimizersContainer":
             from torchtitan.components.optimizer import default_adamw
+
+            from torchtitan_rl.trainer.host_adamw import HostOptimizers
 
             config = default_adamw(
                 lr=self.lr, weight_decay=self.weight_decay, betas=self.betas, eps=self.eps
             )
+            if self.on_host is True:
+                return HostOptimizers(config, model_parts=[model])
             return config.build(model_parts=[model])
 
 
