@@ -4,11 +4,9 @@ from importlib import import_module
 from typing import Any
 
 PLACES = {
-    "heartbeat": "events",
     "phase": "events",
     "progress": "events",
     "record_metric": "events",
-    "record_metrics": "events",
     "timed": "events",
     "Recorder": "observe.recorder",
     "Reduce": "observe.reduce",
