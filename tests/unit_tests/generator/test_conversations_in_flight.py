@@ -11,10 +11,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests.parts.conversations import Says, conversation, conversations, engine, prompts, said
+from tests.parts.conversations import Says, conversation, conversations, prompts, said
 from tests.parts.pushes import fill
-from tests.parts.talk import save_talker
-from tests.parts.tiny import DIMENSIONS
 from tests.unit_tests.generator.test_in_flight import Run
 from torchtitan_rl.configs.toys.calculator_agent import openai_client
 from torchtitan_rl.conversation import Sampled
@@ -24,17 +22,6 @@ from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import flat
 
 SAMPLING = SamplingConfig(n=2, max_tokens=60)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_talker(tmp_path_factory.mktemp("policy"), **DIMENSIONS)
-
-
-@pytest.fixture(scope="module")
-def generator(folder, made):
-    with engine(folder, made) as generator:
-        yield generator
 
 
 @pytest.fixture
@@ -75,11 +62,12 @@ def test_each_token_has_the_version_and_the_logprob_of_the_weights_that_sampled_
     start, rng = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
     weights = [{name: t + 0.02 * torch.randn(t.shape, generator=rng) for name, t in start.items()} for _ in range(6)]
     opens, groups = threading.Event(), []
-    slow = run(
-        lambda prompt: (
-            Gate(opens, *["higher"] * 2) if prompt.text.startswith("<|user|>guess 0<") else Says("lower", "right")
-        )
-    )
+
+    def make(prompt):
+        first = prompt.text.startswith("<|user|>guess 0<")
+        return Gate(opens, *["higher"] * 2) if first else Says("lower", "right")
+
+    slow = run(make)
     for version, one in enumerate(weights):
         if version == 3:
             waiting = slow.in_flight.carried[0]
@@ -97,6 +85,7 @@ def test_each_token_has_the_version_and_the_logprob_of_the_weights_that_sampled_
     for i, one in enumerate(flat(groups)):
         versions = np.full(len(one.token_ids), one.policy_version) if one.token_versions is None else one.token_versions
         versions_of.append(versions[one.loss_mask])
+        assert one.fresh_mask.tolist() == (one.loss_mask & (versions == one.policy_version)).tolist()
         own = np.array([scored[version][i][place] for place, version in enumerate(versions.tolist())])  # [L]
         assert np.abs(own - one.sampler_logprobs)[one.loss_mask].max() < 1e-4
         said = [(len(part), made.decode(part, skip_special_tokens=True)) for part in parts(one)]

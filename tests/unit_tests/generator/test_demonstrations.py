@@ -29,10 +29,7 @@ ROWS = [
 def prompts() -> list[Prompt]:
     return [
         Prompt(
-            prompt_idx=index,
-            text="",
-            token_ids=prompt,
-            expected_answer="",
+            prompt_idx=index, text="", token_ids=prompt, expected_answer="",
             demonstration=Completion(
                 sample_idx=0, policy_version=0, token_ids=ids, sampler_logprobs=[0.0] * len(ids), text="", finish_reason="stop",
                 loss_mask=mask,
@@ -62,15 +59,9 @@ def folder(one_rank, tmp_path_factory):
 
 
 def build(folder: str, *, max_tokens: int = 4096, lora_rank: int = 0, **algorithm) -> Trainer:
-    return tiny_trainer(
-        folder,
-        Algorithm.Config(loss=Nll.Config(), **algorithm),
-        lora=LoraConfig(rank=lora_rank),
-        generator_dtype="float32",
-        logprob_chunk_tokens=7,
-        max_tokens_per_microbatch=max_tokens,
-        max_norm=1e9,
-    )
+    settings = {"generator_dtype": "float32", "logprob_chunk_tokens": 7, "max_norm": 1e9}
+    settings |= {"lora": LoraConfig(rank=lora_rank), "max_tokens_per_microbatch": max_tokens}
+    return tiny_trainer(folder, Algorithm.Config(loss=Nll.Config(), **algorithm), **settings)
 
 
 def update(trainer: Trainer) -> tuple[float, dict[str, torch.Tensor]]:

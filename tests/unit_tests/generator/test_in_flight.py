@@ -3,34 +3,16 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
-from tests.parts.conversations import engine, prompts
-from tests.parts.pushes import fill
+from tests.parts.conversations import prompts
 from tests.parts.stream import ListStream, begun
-from tests.parts.talk import save_talker
-from tests.parts.tiny import DIMENSIONS
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.generator.in_flight import Carried, GroupBudget, InFlight
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt, flat
 
 SAMPLING = SamplingConfig(n=3, max_tokens=40)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_talker(tmp_path_factory.mktemp("policy"), **DIMENSIONS)
-
-
-@pytest.fixture(scope="module")
-def generator(folder, made):
-    with engine(folder, made) as generator:
-        yield generator
 
 
 class Stream:
@@ -65,14 +47,6 @@ class Run:
             groups = sorted(whole, key=lambda group: group.prompt.prompt_idx)
         self.version += 1
         return groups
-
-
-def said(groups):
-    return {
-        (g.prompt.stream_idx, c.sample_idx): (c.token_ids.tolist(), c.text, c.finish_reason)
-        for g in groups
-        for c in g.samples
-    }
 
 
 def test_oldest_groups_are_finished_first():
@@ -123,53 +97,6 @@ def test_every_prompt_is_trained_once_within_the_maximum_age(generator, made):
     assert sorted(trained + carried) == list(range(run.stream.seen))
     ages = [c.policy_version - c.oldest_version for c in flat(groups)]
     assert max(ages) == 2
-
-
-def test_token_logprobs_are_those_of_the_weights_that_sampled_them(generator, made, folder):
-    start, rng = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
-    weights = [{name: t + 0.02 * torch.randn(t.shape, generator=rng) for name, t in start.items()} for _ in range(6)]
-    run, groups = Run(generator, made, prompts=8), []
-    for one in weights:
-        fill(generator, one, run.version)
-        groups += run.step()
-    model, compared = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), 0
-    scored = {}
-    for version, one in enumerate(weights):
-        model.load_state_dict(one, strict=False)
-        for i, (prompt, completion) in enumerate((g.prompt, c) for g in groups for c in g.samples):
-            ids = torch.tensor([[*prompt.token_ids.tolist(), *completion.token_ids.tolist()]])  # [1, Lp + L]
-            with torch.no_grad():
-                every = model(ids).logits[0].log_softmax(-1)  # [Lp + L, vocabulary]
-            scored[version, i] = every[:-1].gather(1, ids[0, 1:, None])[len(prompt.token_ids) - 1 :, 0].numpy()  # [L]
-    for i, one in enumerate(flat(groups)):
-        versions = np.full(len(one.token_ids), one.policy_version) if one.token_versions is None else one.token_versions
-        own = np.array([scored[version, i][place] for place, version in enumerate(versions.tolist())])  # [L]
-        assert np.abs(own - one.sampler_logprobs).max() < 1e-4
-        assert one.fresh_mask.tolist() == (np.asarray(versions) == one.policy_version).tolist()
-        if len(set(versions.tolist())) > 1:
-            compared += 1
-            assert (
-                np.abs(scored[one.policy_version, i] - one.sampler_logprobs).max() > 1e-3
-            )  # the newest weights say otherwise
-    assert compared
-    fill(generator, start)
-
-
-def test_checkpoint_with_groups_in_flight_resumes_bitwise(generator, made):
-    one = Run(generator, made, prompts=8)
-    for _ in range(3):
-        one.step()
-    state = json.loads(json.dumps(one.in_flight.state_dict()))
-    assert state, "nothing is carried, so nothing was tested"
-    other = Run(generator, made, prompts=8)
-    other.in_flight.load_state_dict(state)
-    assert json.loads(json.dumps(other.in_flight.state_dict())) == state
-    other.stream.seen, other.version = one.stream.seen, one.version
-    for _ in range(3):
-        expected, found = one.step(), other.step()
-        assert said(found) == said(expected)
-        for a, b in zip(flat(found), flat(expected), strict=True):
-            assert np.array_equal(a.sampler_logprobs, b.sampler_logprobs)
 
 
 def test_checkpoint_with_changed_prompts_is_refused(generator, made):

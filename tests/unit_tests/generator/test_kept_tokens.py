@@ -19,12 +19,8 @@ from torchtitan_rl.types import NO_RECORD, Member, Normalizers
 
 V, TEMPERATURE = 128, 0.7
 COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)
-TRUNCATED = {
-    "top_p": {"top_p": 0.9},
-    "top_k": {"top_k": 5},
-    "min_p": {"min_p": 0.05},
-    "all": {"top_p": 0.9, "top_k": 5, "min_p": 0.05},
-}
+TRUNCATED = {name: {name: value} for name, value in (("top_p", 0.9), ("top_k", 5), ("min_p", 0.05))}
+TRUNCATED["all"] = {"top_p": 0.9, "top_k": 5, "min_p": 0.05}
 
 
 @pytest.fixture(scope="module")

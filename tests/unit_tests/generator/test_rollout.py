@@ -5,14 +5,12 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from tests.parts.conversations import Says, conversations, engine, prompts, said
+from tests.parts.conversations import Says, conversations, prompts, said
 from tests.parts.grading import TaskOf, build_grader
-from tests.parts.talk import save_talker
-from tests.parts.tiny import DIMENSIONS, sampled
+from tests.parts.tiny import sampled
 from torchtitan_rl.data.end_tokens import hidden_token_ids
 from torchtitan_rl.environments import Environment, Turn
 from torchtitan_rl.environments.pool import ConversationError
@@ -22,17 +20,6 @@ from torchtitan_rl.rewards.trainer_state import TrainerState
 from torchtitan_rl.sampler import Sampler
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt, flat
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_talker(tmp_path_factory.mktemp("policy"), **DIMENSIONS)
-
-
-@pytest.fixture(scope="module")
-def generator(folder, made):
-    with engine(folder, made) as generator:
-        yield generator
 
 
 @pytest.fixture
@@ -63,17 +50,6 @@ def test_sampled_tokens_are_kept_exactly_and_environment_tokens_are_masked(talk,
         answers = ["<|user|>higher<|endoftext|><|assistant|>", "<|user|>lower<|endoftext|><|assistant|>"]
         assert heard == [end + answer for end, answer in zip(ends, answers, strict=False)]
         assert [message["content"] for message in completion.messages[1::2]] == ["higher", "lower", "right"]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_turn_logprobs_equal_those_of_the_whole_sequence(talk, folder):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for group in talk(lambda prompt: Says("higher", "lower", "right")):
-        for completion in group.samples:
-            whole = torch.tensor([[*group.prompt.token_ids.tolist(), *completion.token_ids.tolist()]])
-            scored = model(whole).logits[0, :-1].log_softmax(-1).gather(-1, whole[0, 1:, None])[:, 0]  # [L - 1]
-            scored = scored.detach().numpy()[len(group.prompt.token_ids) - 1 :]
-            assert np.abs(scored - completion.sampler_logprobs)[completion.loss_mask].max() < 1e-4
 
 
 def test_conversations_are_independent_of_the_order_of_answers(talk):
@@ -195,10 +171,8 @@ def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made
 def test_turn_reuses_all_full_cache_blocks_before_it(generator, made):
     block = generator.llm.llm_engine.vllm_config.cache_config.block_size
     ask = [{"role": "user", "content": "x"}]
-    long = [
-        Prompt(prompt_idx=i, text="x", token_ids=[100 + i] * (block + 10), expected_answer="", messages=ask)
-        for i in range(4)
-    ]
+    ids = [[100 + i] * (block + 10) for i in range(4)]
+    long = [Prompt(prompt_idx=i, text="x", token_ids=ids[i], expected_answer="", messages=ask) for i in range(4)]
     generator.environments = conversations(lambda prompt: Says("go on", "done"), made)
     generator.llm.reset_prefix_cache()
     groups = sampled(generator, long, step=1, sampling_config=SamplingConfig(n=1, max_tokens=48))
