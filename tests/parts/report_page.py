@@ -1,10 +1,14 @@
 """What the browser tests ask of a report page."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from tests.parts.browser import Browser
+from tests.parts.report_runs import change_rows, write_run
+from torchtitan_rl.observe.report import write_report
 
 ROWS_OF_A_PAGE = 50
 """Rows that the table of samples shows at once."""
@@ -13,6 +17,15 @@ ROWS_OF_A_PAGE = 50
 def at(page: Path, **state) -> str:
     """The address of the page with this state."""
     return page.resolve().as_uri() + "#" + quote(json.dumps(state))
+
+
+def open_samples(
+    browser: Browser, folder: Path, changed: dict | Callable[[dict], Any], *, run: dict, height: int = 1000, **state
+) -> None:
+    """Opens the samples of a run of its own, `write_run(**run)`, whose rows `changed` alters: the cells, or a function of a row."""
+    change_rows(write_run(folder / "a", **run), changed if callable(changed) else lambda row: row.update(changed))
+    write_report(folder / "a", folder / "r.html")
+    browser.open(at(folder / "r.html", view="samples", **state), height=height)
 
 
 def shown(browser: Browser) -> list[int]:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from tests.parts.report_page import at, clean, shown, text, texts
-from tests.parts.report_runs import change_rows, write_run
-from torchtitan_rl.observe.report import write_report
+from tests.parts.report_page import clean, open_samples, shown, text, texts
+
+ALONE = {"steps": 1, "prompts": 1, "siblings": 1}
+"""A run of one sample."""
 
 
 @pytest.mark.parametrize(("waited", "shown_as"), [(1.5, "1.5 s"), (0.00584, "6 ms"), (9.7e-5, "under 1 ms")])
 def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp_path, waited, shown_as):
-    folder = write_run(tmp_path / "a", steps=1)
     said = [
         {"role": "assistant", "content": "call", "reward": -0.2, "advantage": 0.25, "logged": {"tool_calls": 1, "tool_errors": 1}},
         {"role": "tool", "name": "multiply", "content": "error: ValueError: no such number"},
@@ -17,9 +17,11 @@ def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp
     ]  # fmt: skip
     messages = [{"role": "system", "content": "<tools>"}, {"role": "user", "content": "what was asked"}]
     cells = {"conversation": said, "messages": messages, "prompt": "<|im_start|>system", "environment_seconds": waited}
-    change_rows(folder, lambda row: row.update(cells if row["episode_id"] == "train/1/0/0" else {}))
-    write_report(folder, tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", q="no such number"))
+
+    def changed(row):
+        row.update(cells if row["episode_id"] == "train/1/0/0" else {})
+
+    open_samples(browser, tmp_path, changed, run={"steps": 1}, q="no such number")
     assert shown(browser) == [0]  # only the tool said it
     line = text(browser, "tr[data-row]")
     assert "what was asked" in line
@@ -35,7 +37,6 @@ def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp
 
 
 def test_a_rollout_of_several_traces_says_where_each_begins_and_from_which_it_came(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=1)
     said = [
         {"role": "assistant", "content": "12 + 33 = 45", "trace": 0},
         {"role": "assistant", "content": "45 + 7 = 52", "trace": 1},
@@ -45,9 +46,7 @@ def test_a_rollout_of_several_traces_says_where_each_begins_and_from_which_it_ca
         {"parent": 0, "reason": "", "context": [], "context_tokens": 30, "tokens": 40},
         {"parent": 0, "reason": "message 2 changed", "context": [{"role": "user", "content": "so far: 45"}], "context_tokens": 18, "tokens": 12},
     ]  # fmt: skip
-    change_rows(folder, lambda row: row.update(conversation=said, traces=traces))
-    write_report(folder, tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
+    open_samples(browser, tmp_path, {"conversation": said, "traces": traces}, run=ALONE, open="train/1/0/0")
     parts = texts(browser, ".body > :is(.assistant, .opening)")
     assert [part.split("\n")[0].strip() for part in parts] == [
         "assistant · turn 1 · trace 0",
@@ -68,10 +67,7 @@ def test_the_next_turn_and_the_next_error_are_one_key_away(browser, tmp_path):
     for i in range(121):
         result = "error: no such number" if i % 4 == 2 else str(i)
         said += [{"role": "assistant", "content": f"call {i}"}, {"role": "tool", "name": "multiply", "content": result}]
-    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=1)
-    change_rows(folder, lambda row: row.update(conversation=said))
-    write_report(folder, tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"), height=700)
+    open_samples(browser, tmp_path, {"conversation": said}, run=ALONE, height=700, open="train/1/0/0")
     focused = "document.activeElement.closest('.turn').innerText"
     seen = "(r => r.top >= 0 && r.bottom <= innerHeight)(document.activeElement.getBoundingClientRect())"
     expected = ["call 0", "call 1", "error: no such number", "call 3", "error", "call 7"]

@@ -9,8 +9,7 @@ from tests.parts.report_runs import HOSTILE, change_rows, write_run
 from torchtitan_rl.observe.report import write_report
 
 
-@pytest.mark.parametrize("width", [1400, 390])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("width", "dark"), [(1400, True), (390, False)])
 def test_every_view_opens_without_an_error_and_fits_the_window(browser, one, width, dark):
     browser.open(one[0], width=width, dark=dark)
     for view in ("overview", "samples", "prompts", "health"):

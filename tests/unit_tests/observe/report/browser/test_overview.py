@@ -43,10 +43,8 @@ def test_one_held_out_prompt_is_shown_before_and_after(browser, tmp_path):
     assert texts(browser, ".example .chip") == ["wrong → right 2", "right → right 1", "wrong → wrong 1"]
     assert text(browser, ".example .asked") == "What is 0 + 1?"
     answers = [said.split("\n") for said in texts(browser, ".example .sibling")]
-    assert [(said[0][:6], said[-1]) for said in answers] == [
-        ("step 0", "answer 0 · expected 1"),
-        ("step 4", "answer 1 · expected 1"),
-    ]
+    answers = [(said[0][:6], said[-1]) for said in answers]
+    assert answers == [("step 0", "answer 0 · expected 1"), ("step 4", "answer 1 · expected 1")]
     assert browser.run("document.querySelector('.example').getBoundingClientRect().bottom") < 900
     browser.run("document.querySelector('.example .chip').click()")  # again: the next prompt
     assert text(browser, ".example .asked") == "What is 1 + 1?"
@@ -56,10 +54,8 @@ def test_one_held_out_prompt_is_shown_before_and_after(browser, tmp_path):
 
 
 def test_runs_are_compared_in_curves_settings_and_answers(browser, tmp_path):
-    runs = [
-        write_evaluations(write_run(tmp_path / name, seed=seed, steps=steps))
-        for name, seed, steps in (("a", 0, 4), ("b", 1, 8))
-    ]
+    sizes = ("a", 0, 4), ("b", 1, 8)
+    runs = [write_evaluations(write_run(tmp_path / name, seed=seed, steps=steps)) for name, seed, steps in sizes]
     change_rows(
         runs[1],
         lambda row: row.update(response=f"b: {row['response']}", correct=row["correct"] and row["prompt_idx"] > 0),
@@ -98,29 +94,21 @@ def test_a_resume_with_another_config_is_marked_on_the_curves(browser, tmp_path)
     assert "from step 6 on: trainer.optimizer.lr 0.1 → 0.2" in text(browser, ".lines")
 
 
-def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=5, num_steps=50)
-    error = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\nZeroDivisionError: division by zero\n'
-    write_end(folder, "failed", error, code=1, rank=1, phase="step 6: grade")
-    write_report(folder, tmp_path / "r.html")
-    browser.open(tmp_path / "r.html", height=900)
-    said = text(browser, ".ending")
-    assert said.startswith("Failed in step 6, grade (rank 1): 5 of 50 steps")
-    assert "ZeroDivisionError: division by zero" in said
-    assert browser.run("document.querySelector('.ending').getBoundingClientRect().bottom") < 900
-    assert clean(browser), browser.errors
-
-
-def test_the_step_that_failed_leads_to_its_samples(browser, tmp_path):
+def test_a_failed_run_is_understood_from_the_first_screen_which_leads_to_its_samples(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=5, num_steps=50)
     before = load_run(folder)
     drafted = {"unfinished": True, "reward": None, "correct": None, "advantage": None, "left_out": "its step failed"}
     rows = [row_of(6, p, i, 4, random.Random(0), "as far as it came") | drafted for p in range(3) for i in range(4)]
     (folder / "samples.unfinished.jsonl").write_text("\n".join(map(json.dumps, rows)) + " \n")
     assert lines(load_run(folder)) == lines(before)  # they are in no line
-    write_end(folder, "failed", "KeyError: furlong", code=1, rank=0, phase="step 6: grade")
+    error = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\nKeyError: furlong\n'
+    write_end(folder, "failed", error, code=1, rank=1, phase="step 6: grade")
     write_report(folder, tmp_path / "r.html")
-    browser.open(tmp_path / "r.html")
+    browser.open(tmp_path / "r.html", height=900)
+    said = text(browser, ".ending")
+    assert said.startswith("Failed in step 6, grade (rank 1): 5 of 50 steps")
+    assert "KeyError: furlong" in said
+    assert browser.run("document.querySelector('.ending').getBoundingClientRect().bottom") < 900
     assert "12 samples of step 6, as far as they came" in text(browser, ".ending")
     browser.run("document.querySelector('[data-failed]').click()")
     assert browser.run("document.querySelectorAll('tr[data-row]').length") == 12

@@ -4,9 +4,12 @@ import json
 
 import pytest
 
-from tests.parts.report_page import ROWS_OF_A_PAGE, at, clean, shown, text, texts
+from tests.parts.report_page import ROWS_OF_A_PAGE, at, clean, open_samples, shown, text, texts
 from tests.parts.report_runs import change_rows, write_run
 from torchtitan_rl.observe.report import write_report
+
+SIBLINGS = {"steps": 1, "prompts": 1, "siblings": 3}
+"""A run of one group."""
 
 FILTERS = [
     ({"split": "train", "right": "wrong"}, lambda r: not r["correct"]),
@@ -58,22 +61,20 @@ def test_siblings_come_best_first_with_their_difference_marked(browser, one):
 
 
 def test_words_of_a_sibling_that_begins_otherwise_are_marked_one_by_one(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=3)
     said = ["3 and 1 make 4, so: 4", "Well, 3 and 1 make 5, so: 4", "To whom it may concern: this make of car"]
-    change_rows(folder, lambda row: row.update(response=said[row["sample_idx"]], reward=-row["sample_idx"]))
-    write_report(folder, tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0", tab="siblings"))
+
+    def changed(row):
+        row.update(response=said[row["sample_idx"]], reward=-row["sample_idx"])
+
+    open_samples(browser, tmp_path, changed, run=SIBLINGS, open="train/1/0/0", tab="siblings")
     assert texts(browser, "[data-sibling] mark") == ["Well, ", "5"]
 
 
 def test_the_list_has_the_part_of_a_prompt_that_others_do_not_share(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=1, siblings=1)
-    change_rows(
-        folder,
-        lambda row: row.update(prompt=f"You are a calculator. Add 1{row['prompt_idx']} and 1. Give only the sum."),
-    )
-    write_report(folder, tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples"))
+    def changed(row):
+        row["prompt"] = f"You are a calculator. Add 1{row['prompt_idx']} and 1. Give only the sum."
+
+    open_samples(browser, tmp_path, changed, run={"steps": 1, "siblings": 1})
     assert sorted(texts(browser, "td.c-prompt")) == [f"…1{i}…" for i in range(4)]
 
 
@@ -86,10 +87,10 @@ def test_how_a_sample_was_made_is_folded(browser, one):
 
 
 def test_one_prompt_is_followed_over_training(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=5)
-    change_rows(folder, lambda row: row.update(prompt=f"prompt {row['prompt_idx']}"))
-    write_report(folder, tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", tab="history", open="train/1/0/0"))
+    def changed(row):
+        row["prompt"] = f"prompt {row['prompt_idx']}"
+
+    open_samples(browser, tmp_path, changed, run={"steps": 5}, tab="history", open="train/1/0/0")
     steps = browser.run("[...document.querySelectorAll('[data-step]')].map(e => Number(e.dataset.step))")
     assert steps == [step for step in (1, 2, 3, 4, 5) for _ in range(4)]
     assert clean(browser), browser.errors
@@ -151,22 +152,15 @@ def test_any_number_of_a_token_is_a_colour_and_is_read(browser, tmp_path):
     assert len(set(colours[:3])) == 3  # below 0, above 0, 0
     assert text(browser, ".scale").startswith("-2")
     values = click_token(browser, 1)
-    expected = {
-        "entropy": "0.7",
-        "divergence from the teacher": "1",
-        "teacher log ratios": "1",
-        "teacher s best": "<i>",
-    }
+    expected = {"entropy": "0.7", "divergence from the teacher": "1"}
+    expected |= {"teacher log ratios": "1", "teacher s best": "<i>"}
     assert values == values | expected
     assert "entropy" not in click_token(browser, 3)
     assert clean(browser), browser.errors
 
 
 def test_siblings_that_are_not_stored_are_named(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=3)
-    change_rows(folder, lambda row: row.update(group_size=5))
-    write_report(folder, tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0", tab="siblings"))
+    open_samples(browser, tmp_path, {"group_size": 5}, run=SIBLINGS, open="train/1/0/0", tab="siblings")
     cards = texts(browser, "[data-sibling] .facts")
     assert all("advantage" in card for card in cards)
     assert "3 of 5 siblings are stored. Not there: samples 3, 4;" in text(browser, ".detail")
