@@ -41,11 +41,21 @@ def start(tmp_path_factory):
     return folder
 
 
-def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkeypatch):
+@pytest.fixture
+def dry_run(start, capsys):
+    """Returns what a dry run with these options prints."""
+
+    def shown(*options: str, config: str = "debug") -> str:
+        with pytest.raises(SystemExit, match="0"):
+            parse_args(["--dry-run", "--config", config, "--hf-assets-path", str(start), *options])
+        return capsys.readouterr().out
+
+    return shown
+
+
+def test_a_dry_run_shows_layout_memory_prompts_and_rewards(dry_run, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(SystemExit, match="0"):
-        parse_args(["--dry-run", "--config", "debug", "--hf-assets-path", str(start)])
-    shown = capsys.readouterr().out
+    shown = dry_run()
     assert "4 ranks: the policy is sharded FSDP 4 x TP 1, in 1 replica; 4 engines on 1 rank each" in shown
     assert "a step: 16 prompts x 8 completions = 128 sequences of up to 32 + 32 tokens" in shown
     assert re.search(
@@ -75,36 +85,27 @@ def test_a_dry_run_plans_for_gpus_that_this_machine_has_not_without_the_model_s_
     assert "; a GPU that only samples: 34.0 GiB (engine 32.0, CUDA 2.0)" in shown
 
 
-def test_a_dry_run_shows_rows_without_commands_to_the_terminal(start, tmp_path, capsys):
+def test_a_dry_run_shows_rows_without_commands_to_the_terminal(dry_run, tmp_path):
     rows = [{"prompt": f"\x1b[2J\x1b]0;evil\x07 \u202e Größe 数学 {i}", "answer": "3"} for i in range(20)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    path = f"--task.path={tmp_path / 'rows.jsonl'}"
-    sizes = ["--prompts.max-prompt-tokens=256"]
-    with pytest.raises(SystemExit, match="0"):
-        parse_args(["--dry-run", "--config", "rows", "--hf-assets-path", str(start), path, *sizes])
-    shown = capsys.readouterr().out
+    shown = dry_run(f"--task.path={tmp_path / 'rows.jsonl'}", "--prompts.max-prompt-tokens=256", config="rows")
     assert r"\x1b[2J\x1b]0;evil\x07 \u202e Größe 数学" in shown
     assert not set("\x1b\x07\u202e") & set(shown)
 
 
-def test_a_dry_run_shows_what_the_teacher_reads(start, capsys):
-    told = ["--dry-run", "--config", "tests/parts/told_sums.py:self_taught", "--hf-assets-path", str(start)]
-    with pytest.raises(SystemExit, match="0"):
-        parse_args(told)
-    assert "--- prompt 1 as the teacher reads it\nHint: Carry.\n\nWhat is " in capsys.readouterr().out
+def test_a_dry_run_shows_what_the_teacher_reads(dry_run):
+    config = "tests/parts/told_sums.py:self_taught"
+    assert "--- prompt 1 as the teacher reads it\nHint: Carry.\n\nWhat is " in dry_run(config=config)
     with pytest.raises(UserError, match=r"^teacher_hint = 'advise': expected a column .* They have \['advice', "):
-        parse_args([*told, "--teacher-hint", "advise"])
+        dry_run("--teacher-hint", "advise", config=config)
 
 
-def test_a_dry_run_of_demonstrations_shows_what_is_learned(start, tmp_path, capsys):
+def test_a_dry_run_of_demonstrations_shows_what_is_learned(dry_run, start, tmp_path):
     """Without samples there is no answer to show, and none to reward."""
     rows = [{"prompt": f"{i} + 1?", "completion": f"It is {i + 1}."} for i in range(8)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    options = ["--hf-assets-path", str(start), "--task.path", str(tmp_path / "rows.jsonl")]
-    lengths = ["--prompts.max-prompt-tokens", "32", "--sampling.max-tokens", "32"]
-    with pytest.raises(SystemExit, match="0"):
-        parse_args(["--dry-run", "--config", "sft", *options, *lengths, "--num-prompts-per-step", "4"])
-    out = capsys.readouterr().out
+    lengths = ["--prompts.max-prompt-tokens=32", "--sampling.max-tokens=32", "--num-prompts-per-step=4"]
+    out = dry_run(f"--task.path={tmp_path / 'rows.jsonl'}", *lengths, config="sft")
     assert "expected answer" not in out
     assert "--- rewards" not in out
     assert "one process trains; nothing is sampled\na step: 4 demonstrations of up to 32 + 32 tokens" in out
@@ -115,64 +116,54 @@ def test_a_dry_run_of_demonstrations_shows_what_is_learned(start, tmp_path, caps
 
 
 @pytest.mark.parametrize(("weight", "said"), [("1", False), ("-1", True)])
-def test_a_dry_run_says_that_the_right_answer_gets_no_more_than_the_wrong_one(start, capsys, weight, said):
-    with pytest.raises(SystemExit, match="0"):
-        parse_args(
-            ["--dry-run", "--config", "debug", "--hf-assets-path", str(start), "--grader.weights", "correct", weight]
-        )
-    assert ("the right answer gets no more than the wrong one" in capsys.readouterr().out) == said
+def test_a_dry_run_says_that_the_right_answer_gets_no_more_than_the_wrong_one(dry_run, weight, said):
+    shown = dry_run("--grader.weights", "correct", weight)
+    assert ("the right answer gets no more than the wrong one" in shown) == said
 
 
 @pytest.mark.parametrize(
     ("kind", "right"), [("auto", "red"), ("tag", "<answer>red</answer>"), ("box", r"\\boxed{red}")]
 )
-def test_a_dry_run_says_that_nothing_asks_for_the_form_of_its_right_answer(start, tmp_path, capsys, kind, right):
+def test_a_dry_run_says_that_nothing_asks_for_the_form_of_its_right_answer(dry_run, tmp_path, kind, right):
     rows = [{"prompt": f"What is {i}?", "answer": "red"} for i in range(20)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    options = ["--hf-assets-path", str(start), f"--task.path={tmp_path / 'rows.jsonl'}", "--task.answer-kind", kind]
-    sizes = ["--prompts.max-prompt-tokens=256"]
-    with pytest.raises(SystemExit, match="0"):
-        parse_args(["--dry-run", "--config", "rows", *options, *sizes])
-    shown = capsys.readouterr().out
+    options = [f"--task.path={tmp_path / 'rows.jsonl'}", "--prompts.max-prompt-tokens=256"]
+    shown = dry_run(*options, "--task.answer-kind", kind, config="rows")
     assert f"right  '{right}': reward 1 " in shown
     assert ("the prompt does not ask for it" in shown) == (kind == "box")
 
 
-def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_path):
+def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(dry_run, tmp_path):
     (tmp_path / "my_rewards.py").write_text("def fails(completions, **_):\n    return completions[0]['role']\n")
-    options = ["--hf-assets-path", str(start), "--grader.rewards", f"{tmp_path}/my_rewards.py:fails"]
     with pytest.raises(UserError, match=r"Reward function 'fails' failed on prompt .*: TypeError: .* line 2"):
-        parse_args(["--dry-run", "--config", "debug", *options])
+        dry_run("--grader.rewards", f"{tmp_path}/my_rewards.py:fails")
 
 
-def test_a_dry_run_finds_a_wrong_environment(start, tmp_path):
+def test_a_dry_run_finds_a_wrong_environment(dry_run, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from torchtitan_rl.configs.debug import debug\nfrom torchtitan_rl.configs.toys.sum_digits import SumDigits\n"
         "class Mine(SumDigits):\n    def environment(self, prompt): raise KeyError('x')\n"
         "def mine():\n    config = debug()\n    config.task = Mine.Config(max_integers=2, instruction='')\n    return config\n"
     )
     with pytest.raises(UserError, match="Mine.environment raised KeyError: 'x'"):
-        parse_args(["--dry-run", "--config", f"{tmp_path / 'mine.py'}:mine", "--hf-assets-path", str(start)])
+        dry_run(config=f"{tmp_path / 'mine.py'}:mine")
 
 
-def test_a_dry_run_refuses_a_run_folder_that_cannot_be_made_and_leaves_none_behind(start, tmp_path):
-    options = ["--dry-run", "--config", "debug", "--hf-assets-path", str(start), "--dump-folder"]
+def test_a_dry_run_refuses_a_run_folder_that_cannot_be_made_and_leaves_none_behind(dry_run, tmp_path):
     with pytest.raises(UserError, match="dump_folder: cannot write to /proc/x: No such file or directory"):
-        parse_args([*options, "/proc/x"])
-    with pytest.raises(SystemExit, match="0"):
-        parse_args([*options, str(tmp_path / "new" / "run")])
+        dry_run("--dump-folder", "/proc/x")
+    dry_run("--dump-folder", str(tmp_path / "new" / "run"))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(start, tmp_path, capsys):
-    options = ["--dry-run", "--config", "debug", "--hf-assets-path", str(start)]
+def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(dry_run, start, tmp_path):
     run = tmp_path / "run"
     with pytest.raises(UserError, match="dump_folder = .* but it has .*"):
-        parse_args([*options, "--dump-folder", str(start)])
+        dry_run("--dump-folder", str(start))
     with pytest.raises(UserError, match="resume = '77': expected a step with a checkpoint in .*run/checkpoint: there"):
-        parse_args([*options, "--dump-folder", str(run), "--resume", "77"])
+        dry_run("--dump-folder", str(run), "--resume", "77")
     assert not run.exists()
-    _, config = parse_args(options[1:])
+    _, config = parse_args(["--config", "debug", "--hf-assets-path", str(start)])
     prepare_start(config)
     config.prompts.date = "2024-02-29"
     folder = CheckpointFolder(run)
@@ -180,11 +171,9 @@ def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(star
     unfinished = folder.begin(20)
     (unfinished / ".metadata").write_text("index")
     folder.finish(20, manifest.describe(unfinished.iterdir()), {"config": config_fields(config, algorithm_of(config))})
-    with pytest.raises(SystemExit, match="0"):
-        parse_args([*options, "--dump-folder", str(run)])
-    assert f"{run}: goes on from {run}/checkpoint/step-20" in capsys.readouterr().out
+    assert f"{run}: goes on from {run}/checkpoint/step-20" in dry_run("--dump-folder", str(run))
     for wrong, says in {"--seed=5": "seed 0 -> 5", "--num-steps=3": "num_steps = 3: expected at least 20"}.items():
         with pytest.raises(UserError, match=says):
-            parse_args([*options, "--dump-folder", str(run), wrong])
+            dry_run("--dump-folder", str(run), wrong)
     with lock(run), pytest.raises(UserError, match="another run is using"):
-        parse_args([*options, "--dump-folder", str(run)])
+        dry_run("--dump-folder", str(run))
