@@ -61,27 +61,6 @@ def test_maxrl_refuses_a_reward_below_its_lowest_also_in_a_group_of_equal_ones(r
     assert advantages(MaxRl.Config(), [None, None]) == [[0.0, 0.0]]
 
 
-def test_maxrl_has_the_expected_gradient_of_the_first_terms_of_log_p():
-    # log p = -sum_k (1 - p)^k / k; the derivative of its first G - 1 terms is sum_(k < G - 1) (1 - p)^k.
-    p, size = 0.3, 4
-    found = 0.0
-    for outcome in range(2**size):
-        rewards = [float(outcome >> i & 1) for i in range(size)]
-        probability = math.prod(p if reward else 1 - p for reward in rewards)
-        scores = [1 - p if reward else -p for reward in rewards]  # d log p(answer) / d logit
-        of_group = advantages(MaxRl.Config(), rewards)[0]
-        found += probability * sum(a * score for a, score in zip(of_group, scores, strict=True)) / size
-    assert found == pytest.approx(sum((1 - p) ** k for k in range(size - 1)) * p * (1 - p), rel=1e-12)
-
-
-def test_gdpo_tells_apart_what_the_sum_does_not():
-    breakdowns = [[{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 0.0}]]
-    found = advantages(Gdpo.Config(), [1.0, 1.0, 1.0], breakdowns=breakdowns)[0]
-    assert found == pytest.approx([0.0, 0.0, 0.0], abs=1e-9)  # the two functions are exact opposites
-    weighted = advantages(Gdpo.Config(weights={"b": 0.5}), [1.0, 0.5, 1.0], breakdowns=breakdowns)[0]
-    assert weighted[0] > 0 > weighted[1]
-
-
 def test_gdpo_equals_trl_normalize_then_sum():
     scores = [(1.0, 0.0), (0.0, 0.5), (1.0, 1.0), (1.0, 0.25), (0.0, 0.25), (0.0, 0.75)]
     breakdowns = [[{"a": a, "b": b} for a, b in scores[:3]], [{"a": a, "b": b} for a, b in scores[3:]]]

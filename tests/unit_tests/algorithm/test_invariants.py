@@ -98,11 +98,7 @@ def test_loss_is_independent_of_packing_padding_order_and_micro_batches(name, on
         "padding at the end": [{"padding": 13}],
         "padding after each sequence": [{"padding": 5, "pad_each": True}],
         "row order": [{"order": [8, 3, 1, 0, 7, 5, 2, 4, 6]}],
-        "micro-batches of whole groups": [
-            {"order": [6, 7, 8]},
-            {"order": [5, 4, 3], "padding": 2},
-            {"order": [0, 2, 1]},
-        ],
+        "micro-batches of groups": [{"order": [6, 7, 8]}, {"order": [5, 4, 3], "padding": 2}, {"order": [0, 2, 1]}],
         "an idle micro-batch": [{"order": [0, 1, 2, 6, 7, 8]}, {"order": [3, 4, 5]}, {"order": [], "padding": 4}],
     }
     if not algorithm.policy_loss.whole_groups:
@@ -139,11 +135,8 @@ def test_batch_without_loss_tokens_has_loss_zero_with_a_gradient(name):
     for episode in episodes:
         episode.credit.left_out = "for this test"
     values = policy_like(episodes)
-    batch = pack(
-        episodes,
-        normalizers_of(algorithm, episodes),
-        reference=[episode.completion.sampler_logprobs.tolist() for episode in episodes],
-    )
+    reference = [episode.completion.sampler_logprobs.tolist() for episode in episodes]
+    batch = pack(episodes, normalizers_of(algorithm, episodes), reference=reference)
     loss = run_loss(algorithm, episodes, values, batch).loss
     loss.backward()
     assert loss.item() == 0.0

@@ -39,11 +39,9 @@ def taught(groups, teacher=TEACHER, **loss):
     step.extend(flat(drafted))
     step.groups, step.members = drafted, [m for g in drafted for m in minibatches.items_of([g], whole_groups=True)[0]]
     normalizers = normalizers_of(algorithm, step)
-    return (
-        algorithm,
-        step,
-        packing.pack(step.members, normalizers=normalizers, multiple=16, columns=algorithm.policy_loss.reads),
-    )
+    columns = algorithm.policy_loss.reads
+    batch = packing.pack(step.members, normalizers=normalizers, multiple=16, columns=columns)
+    return algorithm, step, batch
 
 
 def gradients(groups, **loss):

@@ -62,10 +62,8 @@ def test_role_baseline_scores_a_reward_before_it_moves_its_own_role_and_resumes(
     loss.assign_credit([first, second])
     assert [episode.credit.advantage for episode in first.samples] == [1.0, 0.5]
     assert [episode.credit.advantage for episode in second.samples] == [-1.0, 0.0]
-    assert {k: m.value for k, m in loss.group_metrics([]).items()} == {
-        "role_baseline/first": 0.75,
-        "role_baseline/second": -0.5,
-    }
+    means = {key: metric.value for key, metric in loss.group_metrics([]).items()}
+    assert means == {"role_baseline/first": 0.75, "role_baseline/second": -0.5}
     resumed = RoleBaseline.Config(decay=0.5).build()
     resumed.load_state_dict(loss.state_dict())
     resumed.assign_credit([again := roles([1.0])])
