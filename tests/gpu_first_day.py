@@ -134,14 +134,8 @@ def training(name: str, size: str, output: Path, more: Sequence[str] = (), secon
         values = {title: [row[key] for row in later if key in row] for title, key in COLUMNS.items()}
         return [", ".join(f"{title} {mean(cells):.4g}" for title, cells in values.items() if cells)]
 
-    command = [
-        sys.executable,
-        "-m",
-        "torchtitan_rl.command.train",
-        *arguments(size, more),
-        "--dump-folder",
-        str(folder),
-    ]
+    command = [sys.executable, "-m", "torchtitan_rl.command.train", *arguments(size, more)]
+    command += ["--dump-folder", str(folder)]
     return Run(name, command, seconds, tell)
 
 
@@ -157,19 +151,14 @@ def parts_of_a_step(name: str, size: str, more: Sequence[str] = ()) -> Run:
 
 
 def step_runs(size: str, output: Path) -> list[Run]:
-    return [
-        *making(size),
-        training(size, size, output, seconds=200),
-        parts_of_a_step(f"parts of a step of {size}", size),
-    ]
+    whole, parts = training(size, size, output, seconds=200), parts_of_a_step(f"parts of a step of {size}", size)
+    return [*making(size), whole, parts]
 
 
 def option_runs(size: str, output: Path) -> list[Run]:
     many = ["--num-prompts-per-step", "8" if size == "small" else "64", "--generator.max-num-seqs", "512"]
-    runs = [
-        training(f"{size} with sleep", size, output, ["--generator.sleep", "True"]),
-        training(f"{size}, 512 sequences", size, output, many),
-    ]
+    runs = [training(f"{size} with sleep", size, output, ["--generator.sleep", "True"])]
+    runs.append(training(f"{size}, 512 sequences", size, output, many))
     if size == "small":  # a CPU compiles nothing
         return [*making(size), *runs]
     return [
@@ -198,12 +187,7 @@ def check_runs(size: str, output: Path) -> list[Run]:
     return [Run(name, [*command, name], limits[name], lambda text: text.splitlines()[-3:]) for name in names]
 
 
-RUNS: dict[str, Callable[[str, Path], list[Run]]] = {
-    "step": step_runs,
-    "options": option_runs,
-    "trl": trl_runs,
-    "checks": check_runs,
-}
+RUNS = {"step": step_runs, "options": option_runs, "trl": trl_runs, "checks": check_runs}
 
 
 def main() -> None:

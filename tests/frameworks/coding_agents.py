@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.frameworks.play import HERE
-from tests.parts.conversations import conversations, prompts
+from tests.parts.conversations import ScriptedEngine, conversations, prompts
 from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.conversation import Conversation, Sampled
@@ -103,32 +103,26 @@ AGENTS = {
 SUBMIT = {"mini": call("bash", '{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done"}')}
 
 
-class Writer:
-    """In place of `TurnEngine`: it calls the agent's shell in the first turn of a trace that knows it, then says that it is done."""
+class Writer(ScriptedEngine):
+    """It calls the agent's shell in the first turn of a trace that knows it, then says that it is done."""
 
     def __init__(self, made, name: str, conversations: list[Conversation]) -> None:
-        self._made, self._call, self._done = made, AGENTS[name].call, SUBMIT.get(name, "It is done.")
+        super().__init__(made)
+        self._call, self._done = AGENTS[name].call, SUBMIT.get(name, "It is done.")
         found = re.search('"name": "(.*?)"', self._call)
         self._tool = f"{found[1]}(" if found else QUESTION  # as the chat template shows a tool
-        self._conversations, self._asked = conversations, []
+        self._conversations = conversations
         self.said: list[list[list[int]]] = [[] for _ in conversations]
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._asked)
-
-    def add(self, index, conversation, *, seeded) -> None:
-        self._asked.append(index)
-
     def step(self) -> list[Sampled]:
-        indices, self._asked = self._asked, []
+        indices, self.asked = self.asked, []
         return [self._turn(index) for index in indices]
 
     def _turn(self, index: int) -> Sampled:
         one = self._conversations[index]
-        knows = self._tool in self._made.decode(one.context)
+        knows = self._tool in self.made.decode(one.context)
         text = self._call if knows and one.current not in {turn.trace for turn in one.turns} else self._done
-        ids = self._made(text + self._made.eos_token)["input_ids"]
+        ids = self.made(text + self.made.eos_token)["input_ids"]
         self.said[index].append(ids)
         return Sampled(index, ids, [-0.5] * len(ids), text, "stop")
 

@@ -33,16 +33,15 @@ class Framework(NamedTuple):
     env: dict[str, str] = {}
 
 
+OPENAI_AGENTS = "agents", "openai-agents", "openai_agents_agent.py"
+PYDANTIC_AI = "pydantic", "pydantic-ai-slim", "pydantic_ai_agent.py"
+JS_AGENTS = "agents_node", "@openai/agents", "js_agents.mjs"
 FRAMEWORKS = {
     "openai": Framework("openai", "openai", "openai_chat.py"),
-    "openai-agents": Framework("agents", "openai-agents", "openai_agents_agent.py", env={"API": "responses"}),
-    "openai-agents, chat": Framework(
-        "agents", "openai-agents", "openai_agents_agent.py", env={"API": "chat_completions"}
-    ),
-    "pydantic-ai": Framework("pydantic", "pydantic-ai-slim", "pydantic_ai_agent.py", env={"API": "chat"}),
-    "pydantic-ai, responses": Framework(
-        "pydantic", "pydantic-ai-slim", "pydantic_ai_agent.py", env={"API": "responses"}
-    ),
+    "openai-agents": Framework(*OPENAI_AGENTS, env={"API": "responses"}),
+    "openai-agents, chat": Framework(*OPENAI_AGENTS, env={"API": "chat_completions"}),
+    "pydantic-ai": Framework(*PYDANTIC_AI, env={"API": "chat"}),
+    "pydantic-ai, responses": Framework(*PYDANTIC_AI, env={"API": "responses"}),
     "langgraph": Framework("langchain", "langchain", "langgraph_agent.py"),
     "smolagents ToolCalling": Framework("smol", "smolagents", "smolagents_toolcalling.py"),
     "smolagents Code": Framework("smol", "smolagents", "smolagents_code.py", "code"),
@@ -59,10 +58,8 @@ FRAMEWORKS = {
     "strands": Framework("strands", "strands-agents", "strands_agent.py"),
     "openai, Node": Framework("openai_node", "openai", "node_openai.mjs"),
     "anthropic, Node": Framework("anthropic_node", "@anthropic-ai/sdk", "claude_js.mjs"),
-    "@openai/agents": Framework("agents_node", "@openai/agents", "js_agents.mjs"),
-    "@openai/agents, chat": Framework(
-        "agents_node", "@openai/agents", "js_agents.mjs", env={"API": "chat_completions"}
-    ),
+    "@openai/agents": Framework(*JS_AGENTS),
+    "@openai/agents, chat": Framework(*JS_AGENTS, env={"API": "chat_completions"}),
     "chatlas": Framework("chatlas", "chatlas", "chatlas_agent.py"),
     "chatlas, responses": Framework("chatlas", "chatlas", "chatlas_agent.py", env={"API": "responses"}),
     "atomic-agents": Framework("atomic", "atomic-agents", "atomic_agent.py"),

@@ -18,10 +18,8 @@ class Exchange(NamedTuple):
 
 def text_of(message: dict[str, Any]) -> str:
     """The text that the small chat template shows of a message: a call is written as the scripted policy writes it."""
-    calls = [
-        {"name": call["function"]["name"], "arguments": json.loads(call["function"]["arguments"])}
-        for call in message.get("tool_calls") or ()
-    ]
+    called = message.get("tool_calls") or ()
+    calls = [{"name": c["function"]["name"], "arguments": json.loads(c["function"]["arguments"])} for c in called]
     return (message["content"] or "") + "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
 
 
@@ -29,10 +27,8 @@ def context_of(request: dict[str, Any], tokenizer) -> list[int]:
     """The tokens that the policy must have read before it answered a request."""
     text = ""
     if request.get("tools"):
-        shown = [
-            f"{t['function']['name']}({', '.join(t['function']['parameters']['properties'])})\n"
-            for t in request["tools"]
-        ]
+        tools = (tool["function"] for tool in request["tools"])
+        shown = [f"{tool['name']}({', '.join(tool['parameters']['properties'])})\n" for tool in tools]
         text += f"<|system|>{''.join(shown)}<|endoftext|>"
     for message in request["messages"]:
         text += f"<|{message['role']}|>{text_of(message)}<|endoftext|>"

@@ -47,17 +47,10 @@ def write_evaluations(folder: Path) -> Path:
             for prompt in range(4):
                 right = prompt == 2 or (step == last and prompt < 2)
                 row = row_of(step, prompt, 0, 1, random.Random(0), f"{prompt} and 1 make {prompt + right}")
-                name = {
-                    "split": "eval_greedy",
-                    "table": "evaluation/samples",
-                    "episode_id": f"eval_greedy/{step}/{prompt}/0",
-                }
-                judged = {
-                    "correct": right,
-                    "answer": str(prompt + right),
-                    "expected_answer": str(prompt + 1),
-                    "advantage": None,
-                }
+                name = {"split": "eval_greedy", "table": "evaluation/samples"}
+                name["episode_id"] = f"eval_greedy/{step}/{prompt}/0"
+                judged = {"correct": right, "answer": str(prompt + right), "advantage": None}
+                judged["expected_answer"] = str(prompt + 1)
                 asked = {"prompt": f"What is {prompt} + 1?\n", "response": f"{prompt} and 1 make {prompt + right}"}
                 file.write(json.dumps(row | name | judged | asked) + " \n")
     return folder

@@ -26,57 +26,29 @@ from torchtitan_rl.models.lora.lora_config import is_adapter
 from torchtitan_rl.trainer.model_loader import build_policy, load_hf_weights, model_config
 from torchtitan_rl.types import Completion, Episode, Group, Member, Prompt, ScoredCompletion
 
-DIMENSIONS = {
-    "vocab_size": 128,
-    "dim": 64,
-    "n_layers": 2,
-    "n_heads": 4,
-    "n_kv_heads": 2,
-    "head_dim": 32,
-    "hidden_dim": 96,
-}
+DIMENSIONS = {"vocab_size": 128, "dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2}
+DIMENSIONS |= {"head_dim": 32, "hidden_dim": 96}
 ODD_DIMENSIONS = {
-    "vocab_size": 130,
-    "hidden_size": 72,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "intermediate_size": 100,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "initializer_range": 0.2,
-}
+    "vocab_size": 130, "hidden_size": 72, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "head_dim": 32, "intermediate_size": 100, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "bos_token_id": None,
+    "eos_token_id": None, "initializer_range": 0.2,
+}  # fmt: skip
 """Heads that do not make up the hidden size, and nothing a multiple of 8; of which tensor parallelism by 2 still divides."""
 
 _LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,  # so that slow, middling and fast frequencies are all among them
-}
+}  # fmt: skip
+_ROPE = {"rope_type": "default", "rope_theta": 1e6}
 ODD = {
-    "qwen3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-    "qwen2": {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        "hidden_size": 192,
-        "initializer_range": 0.1,
-    },
+    "qwen3": {"rope_parameters": _ROPE},
+    "qwen2": {"rope_parameters": _ROPE, "hidden_size": 192, "initializer_range": 0.1},
     "llama": {"rope_parameters": _LLAMA3_ROPE, "initializer_range": 0.1},
     "qwen3_moe": {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        "hidden_size": 96,  # vLLM's kernel for experts on a CPU needs a multiple of 32
-        "moe_intermediate_size": 40,
-        "num_experts": 6,
-        "num_experts_per_tok": 3,
-        "norm_topk_prob": True,
-        "mlp_only_layers": [1],
+        "rope_parameters": _ROPE, "hidden_size": 96,  # vLLM's kernel for experts on a CPU needs a multiple of 32
+        "moe_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True, "mlp_only_layers": [1],
     },
-}
+}  # fmt: skip
 """What each architecture has besides ODD_DIMENSIONS."""
 
 

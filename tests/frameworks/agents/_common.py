@@ -38,6 +38,23 @@ def trimmed(messages: list) -> list:
     return [messages[0], *messages[-2:]] if TRIMS and len(messages) > 3 else messages
 
 
+def converse(ask) -> None:
+    """A loop over chat completions, as its docs write it: `ask(messages)` returns the policy's message."""
+    messages = [{"role": "user", "content": QUESTION}]
+    for _ in range(6):
+        message = ask(messages)
+        messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
+        if not message.tool_calls:
+            if message.content:
+                break
+            messages.append({"role": "user", "content": "Please answer."})
+        for call in message.tool_calls or []:
+            content = called(call.function.name, call.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+        messages = trimmed(messages)
+    finish(message.content)
+
+
 def finish(answer: object) -> None:
     """Write the result: reward 1 for the right answer."""
     with open(os.environ["AGENT_RESULT"], "w") as file:

@@ -11,8 +11,8 @@ INFO = {
     "vision": False,
     "function_calling": True,
     "json_output": False,
-    "family": "unknown",
     "structured_output": False,
+    "family": "unknown",
 }
 
 

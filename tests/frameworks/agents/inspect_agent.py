@@ -22,13 +22,8 @@ def multiply():
 
 
 agent = react(tools=[multiply()], submit=False, attempts=1)
-[log] = eval(
-    Task(dataset=[Sample(input=QUESTION)], solver=agent),
-    model="openai-api/openai/policy",
-    display="none",
-    log_dir="logs",
-    message_limit=12,
-)
+task, settings = Task(dataset=[Sample(input=QUESTION)], solver=agent), {"display": "none", "log_dir": "logs"}
+[log] = eval(task, model="openai-api/openai/policy", message_limit=12, **settings)
 if log.status != "success":
     raise SystemExit(str(log.error))
 finish(log.samples[0].output.completion)

@@ -270,12 +270,7 @@ def test_tool_with_state_runs_in_process_by_choice_and_is_refused_otherwise(talk
     for tool in (inner, Notebook().write, lambda: 1, counts):
         with pytest.raises(UserError, match=r"tools = '.*': expected a function at the top .* Decorate it with"):
             ToolEnvironment([tool])
-    played, _ = talk(
-        lambda prompt: ToolEnvironment([Notebook().note]),
-        num=2,
-        workers=workers,
-        max_turns=2,
-        say=call_of("note", note="x"),
-    )
+    notes = {"num": 2, "workers": workers, "max_turns": 2, "say": call_of("note", note="x")}
+    played, _ = talk(lambda prompt: ToolEnvironment([Notebook().note]), **notes)
     for each in played:
         assert [turn.messages[0]["content"] for turn in each.turns] == ["1", "2"]

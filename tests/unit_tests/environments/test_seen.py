@@ -7,13 +7,9 @@ from torchtitan_rl.observe.sample_rows import episode_rows
 from torchtitan_rl.types import Completion, Episode, Group, Prompt, ScoredCompletion, TurnRecord
 
 CALL = TurnRecord(
-    text="<tool_call>...</tool_call>",
-    num_tokens=3,
-    messages=({"role": "tool", "name": "multiply", "content": "42"},),
-    reward=-0.1,
-    columns={"tool_calls": 1, "tool_errors": 0},
-    environment_seconds=0.2,
-)
+    text="<tool_call>...</tool_call>", num_tokens=3, reward=-0.1, environment_seconds=0.2,
+    columns={"tool_calls": 1, "tool_errors": 0}, messages=({"role": "tool", "name": "multiply", "content": "42"},),
+)  # fmt: skip
 LAST = TurnRecord(text="It is 42.", num_tokens=2, columns={"tool_calls": 0, "tool_errors": 0}, environment_seconds=0.4)
 
 

@@ -21,12 +21,10 @@ FORMATS = [
     ("llama3_json", '<|python_tag|>{"name": "multiply", "parameters": {"a": 6, "b": 7}}', ("<|python_tag|>",)),
     ("mistral", '[TOOL_CALLS][{"name": "multiply", "arguments": {"a": 6, "b": 7}}]', ("[TOOL_CALLS]",)),
     ("pythonic", "[multiply(a=6, b=7)]", ()),
-    ("llama4_pythonic", "[multiply(a=6, b=7)]", ()),
     ("qwen3_coder", QWEN, ()),
     ("glm45", GLM, ()),
     ("kimi_k2", KIMI, ()),
     ("internlm", '<|action_start|><|plugin|>{"name": "multiply", "parameters": {"a": 6, "b": 7}}<|action_end|>', ()),
-    ("xlam", '[{"name": "multiply", "arguments": {"a": 6, "b": 7}}]', ()),
 ]
 
 

@@ -117,10 +117,8 @@ def test_streamed_response_equals_the_plain_response():
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-ASKED = {
-    "role": "assistant",
-    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}],
-}
+EMPTY_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}
+ASKED = {"role": "assistant", "tool_calls": [EMPTY_CALL]}
 UNUSUAL = {
     "custom tool": ({"messages": [USER], "tools": [{"type": "custom", "custom": {"name": "x"}}]}, "custom.*; expected functions"),
     "tool without a name": ({"messages": [USER], "tools": [{"type": "function", "function": {"name": 5}}]}, "expected functions"),
@@ -367,10 +365,8 @@ def test_agent_logs_belong_to_the_previous_turn():
         return answered(message, extra_body={"columns": {"tool_errors": 2, "seen": "x"}})
 
     first = {"messages": [USER], "tools": [TOOL], "extra_body": {"columns": {"seen": "nothing"}}}
-    for answer, columns in (
-        (answered, {"tool_calls": 1, "tool_errors": 0}),
-        (logged, {"tool_calls": 1, "tool_errors": 2, "seen": "x"}),
-    ):
+    plain = {"tool_calls": 1, "tool_errors": 0}
+    for answer, columns in ((answered, plain), (logged, {**plain, "tool_errors": 2, "seen": "x"})):
         with Policy(asks(first, answer)) as policy:
             assert policy.say(CALL).columns == columns
             assert policy.say("It is 12.").columns == {"tool_calls": 0, "tool_errors": 0}

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.parts.conversations import conversation, conversations, play, prompts
+from tests.parts.conversations import ScriptedEngine, conversation, conversations, play, prompts
 from tests.parts.replay import Exchange, faults, sampled_runs
 from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.environments.agents import AgentEnvironment, gateway
@@ -17,21 +17,15 @@ from torchtitan_rl.generator.generator import group_prompt
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {}}}}}
 
 
-class Chatter:
-    """In place of `TurnEngine`: a policy whose turns all differ, some of which call the tool."""
+class Chatter(ScriptedEngine):
+    """A policy whose turns all differ, some of which call the tool."""
 
     def __init__(self, made, seed: int) -> None:
-        self._made, self._chance, self._asked, self._count = made, random.Random(seed), [], 0
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._asked)
-
-    def add(self, index, conversation, *, seeded) -> None:
-        self._asked.append(index)
+        super().__init__(made)
+        self._chance, self._count = random.Random(seed), 0
 
     def step(self) -> list[Sampled]:
-        indices, self._asked = self._asked, []
+        indices, self.asked = self.asked, []
         return [self._turn(index) for index in indices]
 
     def _turn(self, index: int) -> Sampled:
@@ -39,7 +33,7 @@ class Chatter:
         text = f"turn {self._count}"
         if self._chance.random() < 0.3:
             text += f'<tool_call>{{"name": "look", "arguments": {{"at": {self._count}}}}}</tool_call>'
-        ids = self._made(text + self._made.eos_token)["input_ids"]
+        ids = self.made(text + self.made.eos_token)["input_ids"]
         return Sampled(index, ids, [-0.5] * len(ids), text, "stop")
 
 

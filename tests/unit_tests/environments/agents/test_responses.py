@@ -92,10 +92,7 @@ CALLED = {"type": "function_call", "call_id": "c", "name": "multiply", "argument
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "response_format .*: describe"),
         ({"input": [{"type": "image_generation_call", "id": "x"}]}, "an item of type image_generation_call"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input_image.*; expected text"),
-        (
-            {"input": [USER, CALLED, {"type": "function_call_output", "call_id": "c", "output": [IMAGE]}]},
-            "expected text",
-        ),
+        ({"input": [USER, CALLED, {"type": "function_call_output", "call_id": "c", "output": [IMAGE]}]}, "; expected"),
         (
             {"input": [USER, {"type": "reasoning", "id": "x", "summary": [], "encrypted_content": "gAAA"}]},
             "a reasoning item with encrypted_content alone.*; expected its text",
@@ -112,12 +109,8 @@ def test_what_the_responses_api_has_more_is_refused_by_name(setting, reason):
 
 @pytest.mark.parametrize("place", ["content", "summary"])
 def test_reasoning_items_are_the_thinking_of_their_turn(place):
-    thought = {
-        "type": "reasoning",
-        "id": "x",
-        "summary": [],
-        place: [{"type": "reasoning_text", "text": "I multiply."}],
-    }
+    thought = {"type": "reasoning", "id": "x", "summary": []}
+    thought[place] = [{"type": "reasoning_text", "text": "I multiply."}]
     items = [{"role": "user", "content": "3 * 4?"}, thought, {"role": "assistant", "content": "12"}, USER]
     messages = as_chat({"input": items})["messages"]
     said = {"role": "assistant", "content": "12", "tool_calls": [], "reasoning_content": "I multiply."}

@@ -72,10 +72,8 @@ def test_conversations_through_the_http_client_equal_those_in_process(generator,
     assert any(text.isdecimal() for text in heard)
     assert {"error: Va", "error: Lo", "error: Ty"} <= heard
     for here, there in zip(in_process, by_http, strict=True):
-        assert (here.prompt.text, here.prompt.token_ids.tolist()) == (
-            there.prompt.text,
-            there.prompt.token_ids.tolist(),
-        )
+        assert here.prompt.text == there.prompt.text
+        assert here.prompt.token_ids.tolist() == there.prompt.token_ids.tolist()
     for here, there in zip(flat(in_process), flat(by_http), strict=True):
         assert here.token_ids.tolist() == there.token_ids.tolist()
         assert here.loss_mask.tolist() == there.loss_mask.tolist()
