@@ -111,18 +111,11 @@ def test_formats_that_people_have_are_known_by_their_columns(
 
 @pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
 def test_messages_keep_thinking_and_calls_without_the_nulls_of_arrow(tmp_path, name):
-    turns = [
-        TWO[0],
-        {"role": "assistant", "content": None, "reasoning_content": "I add.", "tool_calls": [CALL]},
-        {"role": "tool", "content": "2"},
-    ]
-    rows = [
-        {
-            "messages": [*turns, {"role": "user", "content": f"{i}?"}],
-            "tools": [{"name": "add", "parameters": {f"{i}": 1}}],
-        }
-        for i in range(2)
-    ]
+    thought = {"role": "assistant", "content": None, "reasoning_content": "I add.", "tool_calls": [CALL]}
+    turns = [TWO[0], thought, {"role": "tool", "content": "2"}]
+    asked = [{"role": "user", "content": f"{i}?"} for i in range(2)]
+    tools = [[{"name": "add", "parameters": {f"{i}": 1}}] for i in range(2)]
+    rows = [{"messages": [*turns, asked[i]], "tools": tools[i]} for i in range(2)]
     save(tmp_path / name, rows)
     [example] = Rows.Config(path=str(tmp_path / name)).build().held_out_examples(1)
     called = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}

@@ -17,12 +17,8 @@ def template(source: str, *, end: str = "<|endoftext|>", tools=(), **options) ->
     made = chat_tokenizer()
     made.chat_template = (files("trl") / "chat_templates" / source).read_text() if source.endswith(".jinja") else source
     made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<|eot_id|>"]})
-    return ChatTemplate(
-        made,
-        end_token_ids=[made.convert_tokens_to_ids(end)],
-        tools=tool_schemas(tools) or None,
-        **{"bos_token": "", **options},
-    )
+    ends, options = [made.convert_tokens_to_ids(end)], {"bos_token": "", **options}
+    return ChatTemplate(made, end_token_ids=ends, tools=tool_schemas(tools) or None, **options)
 
 
 def text_of(one: ChatTemplate, messages, last: str) -> str:

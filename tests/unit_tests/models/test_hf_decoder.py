@@ -65,10 +65,8 @@ def test_policy_and_gradients_equal_transformers(family_folder, family):
 @pytest.mark.parametrize("family", [*FAMILIES, "qwen3_5_text"])
 def test_weights_round_trip_bitwise(family_folder, family):
     model, adapter = sharded_policy(family_folder(family))
-    stored, back = (
-        load_file(family_folder(family) / "model.safetensors"),
-        dict(hf_weights(model, adapter, torch.float32)),
-    )
+    stored = load_file(family_folder(family) / "model.safetensors")
+    back = dict(hf_weights(model, adapter, torch.float32))
     assert back.keys() == stored.keys() | {"lm_head.weight"}
     assert all(torch.equal(back[name], stored[name]) for name in stored)
     assert torch.equal(back["lm_head.weight"], back["model.embed_tokens.weight"]) is (family in TIED)
@@ -136,11 +134,8 @@ def test_unsupported_model_features_are_refused_by_name(tmp_path, family, settin
     entries = {**ODD_DIMENSIONS, "pad_token_id": None, **settings}
     config = AutoConfig.for_model(family, **entries)
     with torch.device("meta"):
-        names = [
-            type(
-                AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **ODD_DIMENSIONS, pad_token_id=None))
-            ).__name__
-        ]
+        plain = AutoConfig.for_model(family, **ODD_DIMENSIONS, pad_token_id=None)
+        names = [type(AutoModelForCausalLM.from_config(plain)).__name__]
     config.architectures = names
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict(), default=str))
     with pytest.raises(UserError, match=f"hf_assets_path = .*a dense decoder, but .*({said}).*docs/models.md"):

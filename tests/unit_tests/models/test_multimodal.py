@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from tests.parts.hf_decoders import BOUNDS, Engine, logprobs_of, sequences, transformers_logprobs
+from tests.parts.hf_decoders import BOUNDS, engine, logprobs_of, sequences, transformers_logprobs
 from tests.parts.multimodal import MULTIMODAL, save_multimodal
 from tests.parts.tiny import scale_policy, sharded_policy
 from tests.unit_tests.models.lora.test_adapters import saver, updated
@@ -89,14 +89,11 @@ def test_adapter_has_the_layers_names_in_the_whole_model(folder_of, tmp_path):
 def test_text_is_pushed_to_an_engine_of_its_own(folder_of):
     folder = folder_of("Gemma3ForConditionalGeneration")
     model, adapter = sharded_policy(folder)
-    engine = Engine(folder)
-    try:
-        assert engine.generator.llm.llm_engine.model_config.hf_config.architectures == ["Gemma3ForCausalLM"]
-        assert engine.push(model, adapter) <= BOUNDS["engine"]
+    with engine(folder) as made:
+        assert made.generator.llm.llm_engine.model_config.hf_config.architectures == ["Gemma3ForCausalLM"]
+        assert made.push(model, adapter) <= BOUNDS["engine"]
         scale_policy(model, 1.1)
-        assert engine.push(model, adapter) <= BOUNDS["engine"]
-    finally:
-        engine.generator.close()
+        assert made.push(model, adapter) <= BOUNDS["engine"]
 
 
 def test_engine_folder_has_the_texts_config_and_the_checkpoints_other_files(folder_of, tmp_path):

@@ -21,10 +21,8 @@ def calibration(completions, expected_answer, log_metric, **_):
 
 def two_groups():
     """One group all right, the other all wrong, each stating a confidence of one half."""
-    return [
-        group("46 0.5", "46 0.5", prompt_idx=0),
-        group("1 0.5", "2 0.5", prompt_idx=1, expected_answer="3", text="another"),
-    ]
+    wrong = group("1 0.5", "2 0.5", prompt_idx=1, expected_answer="3", text="another")
+    return [group("46 0.5", "46 0.5", prompt_idx=0), wrong]
 
 
 def test_function_that_logs_metrics_gets_the_batch_by_default(build):
@@ -110,11 +108,7 @@ def test_mixture_members_have_their_own_functions_and_a_reward_of_the_config_get
 
     config = Grader.Config(rewards=[f"{file}:all_of"], scope_of={"all_of": "batch"}, weights={"own": 2.0})
     graded = build_grader(config, Mixture())
-    asked = [
-        group("a", task="two", prompt_idx=0),
-        group("b", task="one", prompt_idx=1),
-        group("c", task="two", prompt_idx=2),
-    ]
+    asked = [group(text, task=task, prompt_idx=i) for i, (text, task) in enumerate(zip("abc", ("two", "one", "two")))]
     samples = [g.samples[0] for g in graded.grade(asked)]
     graded.close()
     found = [sample.reward_breakdown for sample in samples]

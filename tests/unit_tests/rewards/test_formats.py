@@ -32,10 +32,8 @@ def said(i: int, **thinking: str) -> dict:
 
 def calling(i: int) -> list[dict]:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": json.dumps({"a": i})}}
-    return [
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": f"{2 * i}"},
-    ]
+    answer = {"role": "tool", "tool_call_id": "c1", "content": f"{2 * i}"}
+    return [{"role": "assistant", "content": None, "tool_calls": [call]}, answer]
 
 
 def plain(i: int) -> dict:

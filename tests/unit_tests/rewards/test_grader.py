@@ -40,19 +40,6 @@ def test_plain_prompt_is_passed_with_trls_keywords():
     assert callable(seen["log_metric"])
 
 
-def test_chat_prompt_is_passed_in_trls_conversational_format():
-    messages = [{"role": "user", "content": "What is 12 + 34?"}]
-
-    def conversational(prompts, completions, **kwargs):
-        assert prompts == [messages, messages]
-        return [
-            float(completion[0]["content"] == "yes" and completion[0]["role"] == "assistant")
-            for completion in completions
-        ]
-
-    assert rewards(score(grader(conversational), "yes", "no", messages=messages)) == [1.0, 0.0]
-
-
 def test_unknown_keyword_of_a_reward_function_is_named():
     def needy(completions, difficulty):
         return difficulty
@@ -161,18 +148,14 @@ def test_reward_function_receives_finish_reasons_token_ids_logprobs_and_turns():
     prompt = group("a").prompt
     fields = {"policy_version": 0, "text": ""}
     turns = tuple(TurnRecord(text="", num_tokens=1, columns={"tests": n}) for n in (2, 3))
-    cut = Completion(
-        sample_idx=0, turns=turns, token_ids=[5, 6], sampler_logprobs=[-0.5, -2], finish_reason="length", **fields
-    )
-    with_tool = Completion(
-        sample_idx=1,
-        token_ids=[5, 8, 9],
-        sampler_logprobs=[-1, 0, -0.25],
-        loss_mask=[True, False, True],
-        finish_reason="stop",
-        **fields,
-    )
-    groups = [Group(prompt=prompt, samples=[cut, with_tool])]
+    cut = {"token_ids": [5, 6], "sampler_logprobs": [-0.5, -2], "finish_reason": "length", "turns": turns}
+    with_tool = {"token_ids": [5, 8, 9], "sampler_logprobs": [-1, 0, -0.25], "finish_reason": "stop"}
+    with_tool["loss_mask"] = [True, False, True]
+    groups = [
+        Group(
+            prompt=prompt, samples=[Completion(sample_idx=i, **one, **fields) for i, one in enumerate((cut, with_tool))]
+        )
+    ]
     graded = grader(curious, in_process=["curious"])
     graded.grade(groups, state=TrainerState(global_step=4, max_steps=50))
     assert seen["turn_columns"] == [[{"tests": 9}, {"tests": 3}], []]

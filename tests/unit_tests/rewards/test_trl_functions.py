@@ -10,10 +10,7 @@ PUBLISHED = {
     "trl.rewards:accuracy_reward": [1.0, 0.0],
     "trl.rewards:reasoning_accuracy_reward": [1.0, 0.0],
     "trl.rewards:think_format_reward": [1.0, 0.0],
-    "trl.rewards:get_soft_overlong_punishment(max_completion_len=20, soft_punish_cache=10)": [
-        -1.0,
-        pytest.approx(-0.1),
-    ],
+    "trl.rewards:get_soft_overlong_punishment(max_completion_len=20, soft_punish_cache=10)": [-1, pytest.approx(-0.1)],
     "trl.rewards:get_repetition_penalty_reward(ngram_size=2)": [0.0, 0.0],
     "trl.rewards:get_cosine_scaled_reward(max_len=100)": None,
 }

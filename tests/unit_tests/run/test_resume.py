@@ -171,13 +171,8 @@ def test_num_steps_below_the_finished_step_is_refused_before_anything_starts(acc
         accept()
 
 
-def test_going_back_moves_no_checkpoint_before_the_first_step(accept, config, tmp_path):
-    config.resume = "10"
-    assert accept().step == 10
-    assert list(CheckpointFolder(tmp_path).steps()) == [10, 20]  # the engine's start may still fail
-
-
 def test_a_job_that_slurm_restarts_goes_on_from_the_newest_checkpoint(accept, config, monkeypatch):
     config.resume = "10"
+    assert accept().step == 10
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert accept().step == 20

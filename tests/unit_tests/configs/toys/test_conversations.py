@@ -46,10 +46,8 @@ def test_guessing_game_answers_higher_or_lower_and_rewards_the_number():
     secret = int(example.expected_answer)
     assert example.columns["low"] <= secret <= example.columns["high"]
     game = task.environment(prompt_of(example))
-    turns = [
-        game.step({"role": "assistant", "content": text})
-        for text in (str(secret - 1), str(secret + 1), "x", str(secret))
-    ]
+    texts = (str(secret - 1), str(secret + 1), "x", str(secret))
+    turns = [game.step({"role": "assistant", "content": text}) for text in texts]
     assert [turn.messages[0]["content"] for turn in turns] == ["higher", "lower", "write a number", "right"]
     assert [turn.reward for turn in turns] == [-0.05, -0.05, -0.05, 1.0]
     assert [turn.done for turn in turns] == [False, False, False, True]

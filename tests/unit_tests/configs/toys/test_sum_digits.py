@@ -36,7 +36,6 @@ def test_too_many_held_out_examples_is_an_error_with_a_remedy(two_integers):
     [
         ("[ANSWER] 132", "132"),
         ("so it is [ANSWER]\n132.", "132"),
-        ("[ANSWER]132", "132"),
         ("[ANSWER] 0132", "132"),
         ("[ANSWER] +132 apples", "132"),
         ("[ANSWER] -132", "-132"),
@@ -44,9 +43,7 @@ def test_too_many_held_out_examples_is_an_error_with_a_remedy(two_integers):
         ("[ANSWER] 1,320", None),
         ("[ANSWER] 122 or [ANSWER] 132", "132"),
         ("[ANSWER] 132 [ANSWER]", None),
-        ("[ANSWER] one", None),
         ("132", None),
-        ("", None),
         ("[ANSWER] " + "9" * 5000, None),
     ],
 )
@@ -62,8 +59,6 @@ def test_answer_is_extracted_from_a_completion(two_integers, text, answer):
         ("132", -1.0, 0.0),
         ("[ANSWER] 132 [ANSWER] 132", 1.0, 0.0),
         ("[ANSWER] 122 [ANSWER] 132", 1.0, 0.0),
-        ("[ANSWER] 132 [ANSWER] 122", -1.0, 0.0),
-        ("[ANSWER]", -1.0, 0.0),
     ],
 )
 def test_rewards_are_equal_for_plain_and_chat_completions(two_integers, text, correct, form):

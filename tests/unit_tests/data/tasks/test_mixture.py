@@ -46,8 +46,7 @@ def test_mixture_members_are_drawn_by_weight_from_their_own_streams():
         ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_mixture_resumes_at_the_exact_position_on_any_number_of_ranks(tokenizer, ranks):
+def test_mixture_resumes_at_the_exact_position_on_every_rank(tokenizer):
     def stream():
         return PromptStream.Config(read_ahead=8).build(task=mixture(), tokenizer=tokenizer, seed=0)
 
@@ -55,7 +54,7 @@ def test_mixture_resumes_at_the_exact_position_on_any_number_of_ranks(tokenizer,
     whole.next_batch(13)
     state = whole.state_dict()
     expected = [(p.task, p.text, p.sampling) for p in whole.next_batch(20)]
-    for _ in range(ranks):
+    for _ in range(2):
         resumed = stream()
         resumed.load_state_dict(state)
         assert [(p.task, p.text, p.sampling) for p in resumed.next_batch(20)] == expected

@@ -15,8 +15,8 @@ from torchtitan_rl.sync.weight_sync import WeightSyncError
 
 CONFIG = LoraConfig(rank=6, alpha=9.0)
 
-IN_ENGINE = {"gemma3_text": "float32", "phi3": "float32", "qwen3_5_text": "bfloat16"}
-"""Families whose query, key and value are separate, or one, here; and one whose linear layers have no adapters. `lora_sync` has all."""
+IN_ENGINE = {"phi3": "float32", "qwen3_5_text": "bfloat16"}
+"""A family whose query, key and value are one here, and one whose linear layers have no adapters. `lora_sync` has all."""
 
 
 @pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="vLLM's LoRA on a GPU has no float32")
