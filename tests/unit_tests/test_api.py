@@ -12,15 +12,9 @@ from tests.parts.talk import save_talker
 from torchtitan_rl.errors import UserError
 
 SMALL = {
-    "num_prompts_per_step": 2,
-    "sampling__n": 2,
-    "sampling__max_tokens": 8,
-    "generator__max_model_len": 64,
-    "prompts__max_prompt_tokens": 48,
-    "evaluation__every": 0,
-    "metrics__console_every": 0,
-    "trainer__optimizer__lr": 1e-4,
-}
+    "num_prompts_per_step": 2, "sampling__n": 2, "sampling__max_tokens": 8, "generator__max_model_len": 64,
+    "prompts__max_prompt_tokens": 48, "evaluation__every": 0, "metrics__console_every": 0, "trainer__optimizer__lr": 1e-4,
+}  # fmt: skip
 ROWS = [{"prompt": f"Think of {number}.", "answer": str(number)} for number in range(8)]
 
 

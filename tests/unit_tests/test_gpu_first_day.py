@@ -33,9 +33,8 @@ def test_after_a_fault_of_a_run_its_processes_are_gone_and_the_next_begins(tmp_p
     assert output.endswith("PASS next\n     fine\n")
     child = int((tmp_path / "hangs.log").read_text().split()[1])
     deadline = time.monotonic() + 10
-    while (
-        Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes()
-    ):  # a zombie's is empty
+    command = Path(f"/proc/{child}/cmdline")
+    while command.exists() and command.read_bytes():  # a zombie's is empty
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

@@ -9,21 +9,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "torchtitan_rl"
 ORDER = [
-    {
-        "comm",
-        "conversation",
-        "device",
-        "errors",
-        "events",
-        "fields",
-        "link",
-        "replicated",
-        "sampling",
-        "stored",
-        "summary",
-        "text",
-        "types",
-    },
+    {"comm", "conversation", "device", "errors", "events", "fields", "link", "replicated"}
+    | {"sampling", "stored", "summary", "text", "types"},
     {"algorithm", "models"},
     {"data"},
     {"rewards", "trainer"},

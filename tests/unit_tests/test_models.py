@@ -42,27 +42,15 @@ def test_logprobs_equal_transformers_and_weights_round_trip(tmp_path, architectu
 
 
 LLAMA_3_2 = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 2048,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 16,
-    "intermediate_size": 8192,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "num_hidden_layers": 16, "intermediate_size": 8192, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
     "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
+        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     },
-    "tie_word_embeddings": True,
-    "eos_token_id": [128001, 128008, 128009],
-}
+    "tie_word_embeddings": True, "eos_token_id": [128001, 128008, 128009],
+}  # fmt: skip
 
 
 def test_config_json_without_head_dim_and_with_old_rope_fields_is_read(tmp_path):
@@ -81,7 +69,7 @@ QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_sca
     [
         (
             {"architectures": ["GemmaForCausalLM"]},
-            "a dense decoder, but .* says GemmaForCausalLM, .* model_type 'llama', which is LlamaForCausalLM. See docs/models.md",
+            "a dense decoder, but .* says GemmaForCausalLM, .* See docs/models.md",
         ),
         ({"hidden_act": "gelu"}, "has hidden_act 'gelu'"),
         ({"sliding_window": 64}, "that vLLM computes as transformers does, but its config.json has sliding_window 64"),
@@ -92,12 +80,9 @@ QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_sca
         (QWEN3 | {"use_sliding_window": True, "max_window_layers": 8}, "windows in some layers, but vLLM has them in"),
         ({"model_type": "qwen3"}, "architectures LlamaForCausalLM, .* and model_type 'qwen3', .* model_type 'llama'"),
         ({"model_type": "mistral"}, "one model, but .* architectures LlamaForCausalLM, .* and model_type 'mistral'"),
-        ({"model_type": "granite"}, "one model, but .* architectures LlamaForCausalLM, .* and model_type 'granite'"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "has quantization_config"),
         ({"model_type": "nothing"}, "transformers cannot read its config.json"),
-        ({"hidden_size": "big"}, "cannot read its config.json: .*hidden_size"),
         ({"hidden_size": 2000}, "cannot read its config.json: Class validation .*: ValueError: The hidden size .2000"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "cannot read its config.json: .Missing required keys .*'factor'"),
         ({"tie_word_embeddings": "yes"}, "cannot read its config.json: .*'tie_word_embeddings': TypeError: .*"),
         (
             {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_scaling": None, "head_dim": 32},

@@ -98,11 +98,8 @@ def imported() -> set[str]:
     found = set()
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in (
-                "torch",
-                "torchtitan",
-                "vllm",
-            ):
+            package = (getattr(node, "module", None) or "").split(".")[0]
+            if isinstance(node, ast.ImportFrom) and package in ("torch", "torchtitan", "vllm"):
                 names = [f"{node.module}:{alias.name}" for alias in node.names]
                 found |= {name for name in names if "._" in name or ":_" in name}
     return found

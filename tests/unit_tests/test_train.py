@@ -188,6 +188,5 @@ def test_out_of_memory_error_names_settings_to_lower_by_phase(run, error):
     exit_code, said = run(training)
     assert exit_code == 1
     assert (
-        "This process was refused memory in step 3: train. Lower trainer.max_tokens_per_microbatch, num_prompts_per_step"
-        in said
+        "This process was refused memory in step 3: train. Lower trainer.max_tokens_per_microbatch, num_prompts" in said
     )

@@ -46,10 +46,8 @@ def documented() -> dict[re.Pattern, str]:
 
 def emitted() -> dict[str, str]:
     """Every key that some configuration emits, with its reduction."""
-    controllers = {
-        "tau_controller": TauController.Config(target=0.5),
-        "beta_controller": BetaController.Config(target=0.1, horizon=10),
-    }
+    controllers = {"tau_controller": TauController.Config(target=0.5)}
+    controllers["beta_controller"] = BetaController.Config(target=0.1, horizon=10)
     configs = list(ALGORITHMS.values())
     configs.append(Algorithm.Config(loss=MaxEnt.Config(beta=0.1, clip_coef=0.1, **controllers)))
     configs.append(

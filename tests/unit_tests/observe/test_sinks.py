@@ -177,12 +177,6 @@ def test_wandb_takes_mode_project_and_name_from_the_environment_unless_the_confi
     assert (run.project, run.display_name) == (project, "my name")
 
 
-def test_disabled_wandb_writes_nothing_and_is_no_error(recorder, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    record_run(recorder(sinks=["wandb"]))
-    assert not (tmp_path / "wandb").exists()
-
-
 def test_wandb_final_tables_of_a_resumed_run_have_the_rows_of_all_sessions_that_the_filter_takes(
     recorder, tmp_path, monkeypatch
 ):
@@ -242,10 +236,8 @@ def test_trackio_has_scalars_tables_and_traces_with_each_response_under_its_own_
         prompt, sample = metadata["prompt_idx"], metadata["sample_idx"]
         response = NASTY.replace("\ud800", "\\ud800") if (prompt, sample) == (1, 3) else f"[ANSWER] {prompt}-{sample}"
         assert key == "rollout/traces"
-        assert messages == [
-            {"role": "user", "content": f"question {prompt} \\ud800"},
-            {"role": "assistant", "content": response},
-        ]
+        asked = {"role": "user", "content": f"question {prompt} \\ud800"}
+        assert messages == [asked, {"role": "assistant", "content": response}]
         assert (metadata["step"], metadata["reward"]) == (step, 10 * prompt + sample)
         assert {"split", "policy_version", "advantage", "finish_reason", "expected_answer"} <= set(metadata)
         assert not {"prompt", "response", "messages", "tokens"} & set(metadata)

@@ -58,10 +58,8 @@ def program(file, text):
 def test_uv_installs_the_locked_versions_and_the_second_call_does_nothing(checkout):
     assert checkout("--check").returncode == 1
     assert checkout().returncode == 0
-    assert (
-        "scripts/uv.py pip install --python .venv/bin/python --no-deps -r requirements/cpu.lock -e ."
-        in checkout.calls()
-    )
+    locked = "scripts/uv.py pip install --python .venv/bin/python --no-deps -r requirements/cpu.lock -e ."
+    assert locked in checkout.calls()
     assert checkout("--check").returncode == 0
     assert checkout.calls() == ""
 
@@ -136,16 +134,12 @@ def test_uv_is_told_what_pip_is_configured_with():
     spec = importlib.util.spec_from_file_location("uv_script", ROOT / "scripts/uv.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    listed = "\n".join(
-        [
-            "global.index-url='https://user:word@mirror/simple'",
-            "global.find-links='/old'",
-            r"global.extra-index-url='https://one/simple\nhttps://two/simple'",
-            "install.trusted-host='mirror'",
-            ":env:.find-links='/wheels /more'",
-            ":env:.disable-pip-version-check='1'",
-        ]
-    )
+    listed = r"""global.index-url='https://user:word@mirror/simple'
+global.find-links='/old'
+global.extra-index-url='https://one/simple\nhttps://two/simple'
+install.trusted-host='mirror'
+:env:.find-links='/wheels /more'
+:env:.disable-pip-version-check='1'"""
     assert script.variables(listed) == {
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_DEFAULT_INDEX": "https://user:word@mirror/simple",

@@ -44,13 +44,8 @@ def slurm(tmp_path):
     }
 
     def start(*args, **more):
-        return subprocess.Popen(
-            ["bash", str(SCRIPT), *args],
-            env=environment | more,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(["bash", str(SCRIPT), *args], env=environment | more, **pipes)
 
     start.log = log
     return start

@@ -60,15 +60,8 @@ def test_labels_are_shifted_to_the_predicted_token():
     batch = pack([member(), member((1,), (2, 3, 4), advantage=-2.0)], normalizers=COUNTS, multiple=8)
     assert batch.token_ids.tolist() == [5, 6, 7, 8, 9, 1, 2, 3, 4] + [0] * 7
     assert batch.labels.tolist()[:9] == [6, 7, 8, 9, 0, 2, 3, 4, 0]
-    assert batch.layout.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3] + [
-        0,
-        1,
-        2,
-        3,
-        4,
-        0,
-        1,
-    ]  # no longer than the longest
+    padding = [0, 1, 2, 3, 4, 0, 1]  # no longer than the longest
+    assert batch.layout.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3] + padding
     assert batch.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 1, 1, 0] + [0] * 7
     assert batch.sampler_logprobs.tolist()[:9] == [0, 0, -0.5, -1.5, 0, -0.5, -1.5, -2.5, 0]
     assert batch.advantages.tolist()[:9] == [0, 0, 1, 1, 0, -2, -2, -2, 0]
@@ -76,11 +69,8 @@ def test_labels_are_shifted_to_the_predicted_token():
 
 
 def test_siblings_share_the_prompt_except_its_last_token():
-    members = [
-        member((5, 6, 7), (8, 9)),
-        member((5, 6, 7), (4,), advantage=-2.0),
-        Member(prompt((1, 2), 1), episode((3,))),
-    ]
+    siblings = member((5, 6, 7), (8, 9)), member((5, 6, 7), (4,), advantage=-2.0)
+    members = [*siblings, Member(prompt((1, 2), 1), episode((3,)))]
     batch = pack(members, normalizers=COUNTS, multiple=1, share_prompts=True)
     assert batch.token_ids.tolist() == [5, 6, 7, 8, 9, 7, 4, 1, 2, 3]
     assert batch.labels.tolist() == [6, 7, 8, 9, 0, 4, 0, 2, 3, 0]

@@ -15,10 +15,8 @@ def test_missing_signal_is_reported_after_one_and_three_steps_in_a_row(caplog):
     assert caplog.messages == []
     for _ in range(4):
         notice.see(equal(correct=False))
-    assert [message.partition(": every")[0] for message in caplog.messages] == [
-        "no learning signal for 1 step",
-        "no learning signal for 3 steps",
-    ]
+    said = [message.partition(": every")[0] for message in caplog.messages]
+    assert said == ["no learning signal for 1 step", "no learning signal for 3 steps"]
     assert "every advantage is 0. No completion is correct" in caplog.messages[0]
 
 

@@ -83,11 +83,8 @@ def test_correctness_metrics_are_absent_without_a_judgement():
 
 
 def test_zero_variance_is_computed_from_rewards():
-    groups = [
-        group(0, sample(0, 1.0), sample(1, 1.0)),
-        group(1, sample(0, 1.0), sample(1, 0.0)),
-        group(2, sample(0, None)),
-    ]
+    pairs = group(0, sample(0, 1.0), sample(1, 1.0)), group(1, sample(0, 1.0), sample(1, 0.0))
+    groups = [*pairs, group(2, sample(0, None))]
     assert values(group_metrics(groups, ALGORITHM))["groups/zero_variance_fraction"] == 0.5
     rounding = [group(0, sample(0, (0.1 + 0.2) + 0.3), sample(1, (0.3 + 0.2) + 0.1))]
     assert values(group_metrics(rounding, ALGORITHM))["groups/zero_variance_fraction"] == 1.0
