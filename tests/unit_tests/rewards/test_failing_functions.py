@@ -47,6 +47,10 @@ def test_failing_function_is_handled_by_each_failure_policy(function, said, capl
     assert len([r for r in caplog.records if "Such completions get no reward" in r.message]) == 1
 
 
+def test_failure_policy_of_a_function_overrides_the_general_one():
+    assert rewards(score(grader(raises, on_failure_of={"raises": "none"}), "a")) == [None]
+
+
 def sleeps(completions, **_):
     time.sleep(30)
 
