@@ -231,7 +231,7 @@ class Controller(Configurable):
         scored: list[Group[ScoredCompletion]] = []
         missing = wanted
         for sampling_round in range(1 + self.algorithm.refill_rounds):
-            new = self.prompts.next_batch(self.sampler.num_new(missing), first_idx=len(scored))
+            new = self.sampler.draw(self.prompts, missing, first_idx=len(scored))
             groups = self.sampler.training_groups(
                 new, missing, round=sampling_round, state=self._trainer_state()
             )

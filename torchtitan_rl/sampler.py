@@ -45,9 +45,9 @@ class Sampler:
         self.generator, self.step_sampler, self.grader = generator, step_sampler, grader
         self._keep = keep
 
-    def num_new(self, needed: int) -> int:
-        """Returns how many new prompts `training_groups` asks for."""
-        return self.step_sampler.num_new(needed)
+    def draw(self, stream: PromptStream, needed: int, *, first_idx: int = 0) -> list[Prompt]:
+        """Returns the stream's next prompts, as many as `training_groups` lacks for `needed` groups."""
+        return stream.next_batch(self.step_sampler.num_new(needed), first_idx=first_idx)
 
     def training_groups(
         self, new: Sequence[Prompt], needed: int, *, round: int, state: TrainerState
@@ -55,7 +55,7 @@ class Sampler:
         """Returns `needed` groups of a training step. Collective.
 
         Args:
-            new: `num_new` prompts.
+            new: what `draw` returned.
             round: the number of the call within the step, part of the seed.
             state: what reward functions get to know of the run.
         """
@@ -140,8 +140,9 @@ class FarSampler:
         self._batch: Answered | None = None
         """The next step's groups, sampled and not yet trained on."""
 
-    def num_new(self, needed: int) -> int:
-        return self._in_flight.num_new(needed) if self._batch is None else 0
+    def draw(self, stream: PromptStream, needed: int, *, first_idx: int = 0) -> list[Prompt]:
+        num_new = self._in_flight.num_new(needed) if self._batch is None else 0
+        return stream.next_batch(num_new, first_idx=first_idx)
 
     def training_groups(
         self, new: Sequence[Prompt], needed: int, *, round: int, state: TrainerState
@@ -166,7 +167,7 @@ class FarSampler:
     def go_ahead(self, stream: PromptStream, needed: int, *, state: TrainerState) -> None:
         """Let the generators sample the groups of `state.global_step`, the next one, until `arrive`."""
         if self._ahead and state.global_step <= state.max_steps:
-            self._begin(stream.next_batch(self.num_new(needed)), needed, round=0, state=state)
+            self._begin(self.draw(stream, needed), needed, round=0, state=state)
 
     def arrive(self) -> None:
         """Wait for what has been begun."""

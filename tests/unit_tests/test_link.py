@@ -91,7 +91,7 @@ class Stream:
 
     taken = 0
 
-    def next_batch(self, size):
+    def next_batch(self, size, first_idx=0):
         self.taken += size
         return [question(f"prompt {i}") for i in range(self.taken - size, self.taken)]
 
@@ -115,7 +115,7 @@ def train_one_ahead(link):
     in_flight.num_new = lambda needed: needed + 1 - len(in_flight.carried)
     sampler = FarSampler(link, in_flight, ahead=True, record=recorded.append)
     state = partial(TrainerState, max_steps=9)
-    new = stream.next_batch(sampler.num_new(2))
+    new = sampler.draw(stream, 2)
     first = sampler.training_groups(new, 2, round=1, state=state(global_step=1))
     assert texts(first) == ["carried by a checkpoint in step 1.1", "prompt 0 in step 1.1"]
     assert recorded == ["rank 0", "rank 1"]  # of each generator
@@ -126,7 +126,7 @@ def train_one_ahead(link):
     assert [carried.text for carried in in_flight.carried.values()] == ["carried by step 2"]
     asked = {"sampling": None, "its_pass": "a pass", "state": state()}
     assert texts(sampler.held_out_groups([question("held out")], **asked)) == ["held out for a pass"]
-    assert sampler.num_new(2) == 0
+    assert sampler.draw(stream, 2) == []
     second = sampler.training_groups([], 2, round=0, state=state(global_step=2))
     assert texts(second) == ["carried by step 1 in step 2.0", "prompt 2 in step 2.0"]
     assert recorded == ["rank 0", "rank 1"] * 3

@@ -64,7 +64,8 @@ def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
     for each in (after, drops):
         each.load_state_dict(before.state_dict())
     assert drops._batch is None
-    assert (after.num_new(1), before.num_new(1)) == (0, 0)
+    stream = SimpleNamespace(next_batch=lambda num_prompts, *, first_idx: num_prompts)
+    assert (after.draw(stream, 1), before.draw(stream, 1)) == (0, 0)
     (trained,) = after.training_groups([], 1, round=0, state=TrainerState(global_step=7))
     assert (trained.prompt, versions(trained)) == (PROMPT, (6, [5, 5]))
     recorded = trainers.drain().values()
