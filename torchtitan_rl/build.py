@@ -144,8 +144,7 @@ def resolve(config: "RunConfig", *, world_size: int) -> Resolved:
     if config.teacher:
         prepare_teachers(config, algorithm, load_tokenizer(config.hf_assets_path))
     on = {"world_size": world_size - config.generator.ranks, "gpu_bytes": gpu_memory_bytes()}
-    chosen = choose_by_memory(config, algorithm, **on)
-    config.trainer.activation_checkpoint, config.generator.sleep = chosen
+    choose_by_memory(config, algorithm, **on)
     return Resolved(
         config=config,
         algorithm=algorithm,

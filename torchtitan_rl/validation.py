@@ -25,6 +25,7 @@ from torchtitan_rl.run.checkpoint_folder import check_form
 from torchtitan_rl.run.dump_folder import check_dump_folder
 from torchtitan_rl.run.identity import built_by
 from torchtitan_rl.sampling import SamplingConfig
+from torchtitan_rl.trainer.optimizer import AdamW
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
 
 if TYPE_CHECKING:
@@ -141,6 +142,10 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
     compiles = not (FOR_CPU and config.trainer.compile)
     expected = "False on a CPU, whose attention cannot be compiled"
     expect(compiles, "trainer.compile", True, expected, "Leave it off without a GPU.")
+    optimizer = config.trainer.optimizer
+    known = optimizer.on_host is not True or type(optimizer) is AdamW.Config
+    expected = 'False or "auto" with an optimizer of your own, whose state stays where it puts it'
+    expect(known, "trainer.optimizer.on_host", True, expected, "Leave it out.")
 
 
 def _check_own_ranks(config: "RunConfig", world_size: int) -> None:

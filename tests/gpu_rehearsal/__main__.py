@@ -46,12 +46,15 @@ FULL_DEPTH = ("qwen3_0_6b", "qwen3_8b", "qwen3_30b_a3b")
 """Configs that the long part rehearses with all layers. Others have four: the same model, with another task or objective."""
 SIZES = {"1.7B": Layout(1), "4B": Layout(2), "8B": Layout(8), "14B": Layout(64, tp=2, replicate=2)}
 """Sizes of Qwen3 that the long part rehearses with the settings of qwen3_8b, and all layers."""
+CARDS = {"1.7B": (24, 0, 8192), "4B": (24, 32, 16384), "8B": (80, 32, 16384)}
+"""Sizes that it rehearses on one card -> its GiB, LoRA's rank, tokens of a micro-batch. docs/one_gpu.md has their memory."""
 OPTIONS = {
     "selective checkpointing": _set("trainer.activation_checkpoint", "selective"),
     "full checkpointing": _set("trainer.activation_checkpoint", "full"),
     "no checkpointing": _set("trainer.activation_checkpoint", "none"),
     "weights stay gathered": _set("trainer.parallelism.fsdp_reshard_after_forward", "never"),
     "float32": _set("trainer.mixed_precision_param", "float32"),
+    "moments on the host": _set("trainer.optimizer.on_host", True),
     "two epochs": _set("trainer.num_epochs", 2),
     "two minibatches": _set("trainer.num_minibatches", 2),
     "a reference policy": _set("algorithm.kl", KL.Config(coef=0.1)),
@@ -64,13 +67,15 @@ TEACHERS = {"an 8B teacher, exact": ExactDistill.Config(), "an 8B teacher, sampl
 
 
 def _small(layout: Layout) -> RunConfig:
-    """A Qwen3 of 42M parameters in two layers, with qwen3_0_6b's settings. With expert parallelism its MLPs are 8 experts each."""
+    """A Qwen3 of 42M parameters in two layers, with qwen3_0_6b's settings. With expert parallelism its MLPs are 8 experts each; on
+    one card its moments are on the host."""
     config = on_layout(shipped("qwen3_0_6b"), layout)
     sizes = {"vocab_size": 16384, "dim": 1024, "n_layers": 2, "n_heads": 16, "n_kv_heads": 8, "head_dim": 128}
     mlp = {"hidden_dim": 384, "num_experts": 8} if layout.ep > 1 else {"hidden_dim": 3072}
     config.model_spec = small_qwen3(**sizes, **mlp, max_seq_len=2048)
     config.trainer.max_tokens_per_microbatch = 1024
     config.generator.router_replay = layout.ep > 1
+    config.trainer.optimizer.on_host = layout.world == 1
     return config
 
 
@@ -134,6 +139,7 @@ def long(names: list[str]) -> dict[str, dict[str, list[str]]]:
     if not names:
         jobs += [(_size, size, layout) for size, layout in SIZES.items()]
         jobs.sort(key=lambda job: job[2].world, reverse=True)  # the slowest first
+        jobs += [(_on_card, size, Layout(1)) for size in CARDS]
         jobs += [(_taught, name, LAYOUTS[1]) for name in TEACHERS]
         jobs += [(_option, option, layout) for option in OPTIONS for layout in LAYOUTS[1:3]]
     verdicts = {}
@@ -170,6 +176,13 @@ def _size(size: str, layout: Layout) -> Rehearsal | str:
     return _rehearsed(config, layout)
 
 
+def _on_card(size: str, layout: Layout) -> Rehearsal | str:
+    config = on_layout(shipped("gsm8k"), layout)
+    gib, config.trainer.lora.rank, config.trainer.max_tokens_per_microbatch = CARDS[size]
+    config.model_spec = qwen3(size)
+    return _rehearsed(config, layout, gib * GIB)
+
+
 def _taught(name: str, layout: Layout) -> Rehearsal | str:
     config = on_layout(shipped("qwen3_0_6b"), layout)
     config.algorithm = Algorithm.Config(loss=TEACHERS[name])
@@ -188,14 +201,13 @@ def _whole(name: str, layout: Layout) -> Rehearsal | str:
     return _rehearsed(config, layout)
 
 
-def _rehearsed(config: RunConfig, layout: Layout) -> Rehearsal | str:
+def _rehearsed(config: RunConfig, layout: Layout, gpu_bytes: int = machine.TOTAL_BYTES) -> Rehearsal | str:
     tokens, longest = config.trainer.max_tokens_per_microbatch, config.sampling.max_tokens
     # A prompt has 4 completions of 3/4 of the longest: a micro-batch for each rank.
     prompts = max(2, layout.world // layout.tp * tokens // (3 * longest))
     try:
-        on = {"world_size": layout.world, "gpu_bytes": machine.TOTAL_BYTES}
-        chosen = choose_by_memory(config, algorithm_of(config), **on)
-        config.trainer.activation_checkpoint, config.generator.sleep = chosen
+        on = {"world_size": layout.world, "gpu_bytes": gpu_bytes}
+        choose_by_memory(config, algorithm_of(config), **on)
         return rehearse(config, layout, 0, prompts=prompts, longest=longest)
     except Exception:
         return traceback.format_exc()

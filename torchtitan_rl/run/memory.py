@@ -1,9 +1,9 @@
 """Estimates the memory that a config needs, before anything is started: a count on the meta device, and bytes a parameter and token."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torchtitan.protocols.model_spec import ModelSpec
@@ -17,6 +17,7 @@ from torchtitan_rl.models.lora.lora_config import is_adapter
 from torchtitan_rl.sync.checksum import GPU_BLOCK
 from torchtitan_rl.sync.lora_engine import room_for
 from torchtitan_rl.trainer.model_loader import meta_model
+from torchtitan_rl.trainer.optimizer import AdamW
 
 if TYPE_CHECKING:
     from torchtitan_rl.algorithm import Algorithm
@@ -29,8 +30,8 @@ CONTEXT_BYTES = 2 * GIB
 """CUDA's own memory, cuBLAS workspaces, and the engine's CUDA graphs, which stay while it sleeps. On several GPUs NCCL has 0.4 GiB a
 group of ranks besides."""
 
-STATE = "weights, moments and gradients"
-"""The trainer's float32 state. Only more GPUs reduce it."""
+STATE = "trainer's state"
+"""Weights, in an update gradients, and the moments that are not on the host. Only more GPUs reduce it further."""
 
 ACTIVATION_SHARE = {"none": 1.0, "selective": 0.6, "full": 0.0, "auto": 0.0}
 """Share of a layer's inner activations that is kept until the backward pass. "auto" counts as what it may fall back to."""
@@ -45,6 +46,8 @@ class MemoryNeed:
 
     awake: dict[str, float]
     updating: dict[str, float]
+    on_host: dict[str, float]
+    """Bytes of the host's memory for each GPU."""
 
     @property
     def peak(self) -> float:
@@ -54,7 +57,7 @@ class MemoryNeed:
     def describe(self) -> str:
         """Both in GiB, with their parts.
 
-        Example: "engine awake 40.2 GiB (weights and moments 6.7, engine 31.6, CUDA 2.0); update 21.0 GiB (...)"
+        Example: "engine awake 40.2 GiB (trainer's state 6.7, engine 31.6, CUDA 2.0); update 21.0 GiB (...)"
         """
         first = "engine awake" if self.awake.get("engine") else "weight sync"
         return f"{first} {_in_gib(self.awake)}; update {_in_gib(self.updating)}"
@@ -104,8 +107,9 @@ def memory_need(
     twentieth: NCCL's buffers, and the tiles of an exact divergence.
 
     The trainer keeps float32 weights and two moments, 12 bytes per parameter over the ranks that share them, and gradients of 4
-    bytes during an update. With LoRA these are of the adapters alone. The engine has its configured share of the GPU. vLLM keeps the
-    tensors of a push beside the buffers in its share, until the next push has replaced them.
+    bytes during an update. With LoRA these are of the adapters alone. Moments on the host take nothing: the few that a step reads
+    come when a backward's memory is free. The engine has its configured share of the GPU. vLLM keeps the tensors of a push beside the
+    buffers in its share, until the next push has replaced them.
     """
     shape, lora = _Shape.of(config.model_spec), config.trainer.lora.rank > 0
     tp = config.trainer.parallelism.tensor_parallel_degree
@@ -118,14 +122,15 @@ def memory_need(
     frozen = _frozen_bytes(config, algorithm, shape) / ranks
     beside = config.needs_engine(algorithm) and not config.generator.ranks
     engine = config.generator.gpu_memory_utilization * gpu_bytes * beside
+    moments = 8 * trained * (config.trainer.optimizer.on_host is True and gpu_bytes > 0)
     awake = {
-        "weights and moments": 12 * trained + frozen,
+        STATE: 12 * trained - moments + frozen,
         "engine": engine,
         "weight sync": _sync_bytes(shape, BYTES[config.generator.dtype], shards=shards, tp=tp),
         "CUDA": CONTEXT_BYTES,
     }
     updating = {
-        STATE: 16 * trained + frozen,
+        STATE: 16 * trained - moments + frozen,
         **_update_bytes(config, shape, trained_share=trained / (shape.parameters / ranks)),
         "CUDA": CONTEXT_BYTES,
     }
@@ -134,7 +139,8 @@ def memory_need(
         updating["pushed adapter"] = pushed
     if not config.generator.sleep:
         updating["engine"] = engine
-    return MemoryNeed(awake, updating)
+    asleep = _engine_bytes(config)[0] * bool(lora and beside and config.generator.sleep)
+    return MemoryNeed(awake, updating, {"moments": moments, "the engine's weights asleep": asleep})
 
 
 def _frozen_bytes(config: "RunConfig", algorithm: "Algorithm", shape: "_Shape") -> float:
@@ -231,28 +237,27 @@ def _engine_bytes(config: "RunConfig") -> tuple[float, float]:
 
 def choose_by_memory(
     config: "RunConfig", algorithm: "Algorithm", *, world_size: int, gpu_bytes: int | None
-) -> tuple[str, bool]:
-    """Returns trainer.activation_checkpoint and generator.sleep, chosen where they are "auto".
+) -> None:
+    """Set trainer.optimizer.on_host, trainer.activation_checkpoint and generator.sleep where they are "auto".
 
-    The engine stays awake, and fewer activations are recomputed, if the estimated peak is at most ROOMY of the GPU.
-    Recomputation is given up first, because it takes a quarter of an update. Without a GPU they are what they were.
+    The moments are on the host if the estimated peak is above the GPU's memory whatever else is chosen. Then the engine stays awake,
+    and fewer activations are recomputed, if the peak is at most ROOMY of the GPU. Recomputation is given up first, because it takes a
+    quarter of an update. Without a GPU all three stay what they were.
     """
-    checkpointing, sleep = config.trainer.activation_checkpoint, config.generator.sleep
-    if gpu_bytes is None:
-        return checkpointing, sleep
 
-    def fits(checkpointing: str, sleep: bool | str) -> bool:
-        trainer = replace(config.trainer, activation_checkpoint=checkpointing)
-        generator = replace(config.generator, sleep=sleep)
-        tried = replace(config, trainer=trainer, generator=generator)
-        need = memory_need(tried, algorithm, world_size=world_size, gpu_bytes=gpu_bytes)
-        return need.peak <= ROOMY * gpu_bytes
+    def choose(part: Any, field: str, choices: list[str | bool], share: float = ROOMY) -> None:
+        """Set the first choice with which the estimate is at most this share of the GPU, or else the last."""
+        for choice in choices if getattr(part, field) == "auto" else ():
+            setattr(part, field, choice)
+            on = {"world_size": world_size, "gpu_bytes": gpu_bytes}
+            if memory_need(config, algorithm, **on).peak <= share * gpu_bytes:
+                return
 
-    if checkpointing == "auto":
-        checkpointing = next((c for c in ("none", "selective") if fits(c, sleep)), "full")
-    if sleep == "auto":
-        sleep = not config.generator.ranks and not fits(checkpointing, False)
-    return checkpointing, sleep
+    if gpu_bytes is not None:
+        optimizer, beside = config.trainer.optimizer, config.generator.ranks == 0
+        choose(optimizer, "on_host", [False, True][: 1 + (type(optimizer) is AdamW.Config)], 1.0)
+        choose(config.trainer, "activation_checkpoint", ["none", "selective", "full"])
+        choose(config.generator, "sleep", [False, True][: 1 + beside])
 
 
 def _describe_machine(
@@ -296,8 +301,9 @@ def describe_memory(
     state, size = need.updating[STATE], f"{gpu_bytes / GIB:.0f} GiB"
     if state > gpu_bytes:
         raise UserError(
-            f"{config.model_spec.name} {config.model_spec.flavor} on {world_size} GPUs of {size} cannot fit: its {STATE} take "
-            f"{state / GIB:.1f} GiB on each{', with the teacher' if config.teacher else ''}. Start more GPUs (NGPU, NNODES)."
+            f"{config.model_spec.name} {config.model_spec.flavor} on {world_size} GPUs of {size} cannot fit: its weights and "
+            f"gradients{', with the moments' * (not need.on_host['moments'])}{', with the teacher' * bool(config.teacher)} take "
+            f"{state / GIB:.1f} GiB on each. Start more GPUs (NGPU, NNODES), or train adapters alone (--trainer.lora.rank 32)."
         )
     chosen = f"trainer.activation_checkpoint {config.trainer.activation_checkpoint}"
     if config.needs_engine(algorithm):
@@ -314,8 +320,8 @@ def describe_memory(
         engine = {"engine": generator.gpu_memory_utilization * gpu_bytes, "CUDA": CONTEXT_BYTES}
         line += f"; a GPU that only samples: {_in_gib(engine)}"
     line += f". {chosen}"
-    if config.trainer.lora.rank and generator.sleep and config.needs_engine(algorithm):
-        line += f". Asleep, the engine has its weights in the host's memory: {weights / GIB:.1f} GiB for each GPU"
+    if any(need.on_host.values()):
+        line += f". The host's memory for each GPU: {_in_gib(need.on_host)}"
     if need.peak > gpu_bytes:
         line += (
             "\nwarning: that is more than the GPU has. 0.6B took 5 % more than its estimate, larger models are not measured. If memory "
