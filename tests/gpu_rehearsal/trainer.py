@@ -38,8 +38,8 @@ from torchtitan_rl.models.score import HeadReader, TokenScores, attention_masks
 from torchtitan_rl.run.checkpointer import policy_state
 from torchtitan_rl.run.memory import memory_need, teacher_spec
 from torchtitan_rl.sync.shard_checksums import ShardChecksums
+from torchtitan_rl.trainer import host_adamw, packing
 from torchtitan_rl.trainer import model_loader as loader_module
-from torchtitan_rl.trainer import packing
 from torchtitan_rl.trainer import trainer as trainer_module
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import Reference
@@ -276,6 +276,7 @@ def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
         mock.patch.multiple(trainer_module, score=score, clip_grad_norm_=clip_grad_norm_),
         mock.patch.object(ExactTeacher, "reader", counted),
         mock.patch.object(loader_module, "load_hf_weights"),
+        mock.patch.object(host_adamw, "BUCKET_BYTES", 2**25),  # several of a small model
         mock.patch.object(comm, "all_gather_lists", all_gather_lists),
     ):
         yield
