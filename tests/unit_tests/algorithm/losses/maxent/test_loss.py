@@ -71,6 +71,12 @@ def test_equal_rewards_have_no_gradient_by_default():
     assert any(value.grad.any() for value in values)
 
 
+def test_equal_rewards_pull_to_the_uniform_distribution_with_the_class_s_defaults():
+    algorithm = built(loss=maxent_class_defaults())
+    episodes = episodes_of(algorithm, group(0, [1.0, 1.0]))
+    assert [(e.credit.left_out, e.credit.columns["mass"]) for e in episodes] == [(None, 0.5)] * 2
+
+
 @pytest.mark.parametrize("floor", [0.0, 0.01])
 def test_the_best_has_all_mass_but_the_floor_at_temperature_0(floor):
     episodes = episodes_of(maxent(q_temperature=0.0, q_floor=floor), group(0, [1.0, 0.0]))
