@@ -15,7 +15,7 @@ from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.tool_calls import opened_thinking
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.rewards import RewardError
-from torchtitan_rl.run.dump_folder import check_writable, lock
+from torchtitan_rl.run.dump_folder import check_writable, lock, unlock
 from torchtitan_rl.run.memory import checkpoint_bytes, fsdp_shards, parameter_count, teacher_spec
 from torchtitan_rl.run.resume import choose_resume, config_fields
 from torchtitan_rl.run.run_end import LOCK
@@ -109,7 +109,7 @@ def _run_folder(config: "RunConfig", fields: dict[str, Any]) -> str:
     """The folder that the run would write to, and the checkpoint that it would go on from, as text."""
     folder = Path(config.dump_folder or "outputs/NAME-TIME")
     if (folder / LOCK).exists():
-        lock(folder).close()
+        unlock(lock(folder))
     check_writable(folder.absolute())
     found = choose_resume(config, fields, folder)
     how = "a new run"

@@ -130,6 +130,7 @@ def train_run(
     resolved = prepare(config)
     config, fields = resolved.config, agreed_fields(resolved.config, resolved.algorithm)
     folder = RunFolder.claim(config.dump_folder, name)
+    cleanup.callback(folder.close)
     keeps_record = config.eval_only and folder.continues  # what the run has recorded stays
     resume = broadcast(choose_resume(config, fields, folder.path) if is_rank_0() else None)
     output.to_file(folder.path)

@@ -61,7 +61,7 @@ def new_folder(name: str) -> Path:
 
 
 def lock(folder: Path) -> IO[str]:
-    """Make a run's folder, if it is missing, and lock it until the returned file is closed or this process ends.
+    """Make a run's folder, if it is missing, and lock it until `unlock`, or until this process and those that it has forked have ended.
 
     Raises UserError if a run may not write there (see `check_dump_folder`), or another run is using it.
     """
@@ -77,6 +77,12 @@ def lock(folder: Path) -> IO[str]:
                 f"dump_folder: another run is using {folder}. Wait for it to end, or pass another --dump-folder."
             ) from error
     return file
+
+
+def unlock(file: IO[str]) -> None:
+    """Let another run use the folder, also while processes that were forked from this one still end: they have the lock too."""
+    fcntl.flock(file, fcntl.LOCK_UN)
+    file.close()
 
 
 @contextmanager

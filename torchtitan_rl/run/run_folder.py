@@ -21,7 +21,7 @@ from torchtitan_rl.events import progress
 from torchtitan_rl.fields.references import caller_folder
 from torchtitan_rl.observe.store import UNFINISHED_FILE
 from torchtitan_rl.run.checkpoint_folder import Resume
-from torchtitan_rl.run.dump_folder import CHECKOUT, explained, lock, new_folder
+from torchtitan_rl.run.dump_folder import CHECKOUT, explained, lock, new_folder, unlock
 from torchtitan_rl.run.identity import described, repositories
 from torchtitan_rl.run.run_end import LOCK, forget_earlier_end
 from torchtitan_rl.run.secrets import without_secrets
@@ -40,7 +40,7 @@ DIFF_CHARACTERS = 2_000_000
 
 
 class RunFolder:
-    """The folder that a run writes to. Rank 0 holds its lock until its process ends."""
+    """The folder that a run writes to. Rank 0 holds its lock until `close`, or until its process ends."""
 
     def __init__(self, path: Path, *, continues: bool, lock_file: IO[str] | None) -> None:
         self.path = path
@@ -72,6 +72,11 @@ class RunFolder:
         path, continues, token = comm.broadcast((path.resolve(), continues, token))
         check_shared(path, token)
         return cls(path, continues=continues, lock_file=lock_file)
+
+    def close(self) -> None:
+        """Let another run use the folder."""
+        if self._lock_file:
+            unlock(self._lock_file)
 
     def begin(self, name: str, config: "RunConfig", resume: Resume | None = None) -> None:
         """Remove what says how an earlier run ended, and write config.json, environment.json and code.diff.

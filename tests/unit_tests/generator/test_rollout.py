@@ -160,7 +160,7 @@ def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made
     graded = build_grader(Grader.Config(workers=1, in_process=["here"]), TaskOf(away, here))
     in_flight = InFlight.Config().build(generator=generator, stream=None)
     sampler = Sampler(generator, in_flight, graded, lambda groups, **_: None)
-    first, _ = sampler.sample(prompts(made, 2), 2, round=0, state=TrainerState(global_step=1))
+    first, _ = sampler.training_groups(prompts(made, 2), 2, round=0, state=TrainerState(global_step=1))
     graded.close()
     began, all_sampled = (first.samples[0].reward_breakdown[name] for name in ("away", "here"))
     assert seen

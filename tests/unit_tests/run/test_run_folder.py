@@ -42,6 +42,15 @@ def test_a_folder_in_use_is_refused_until_the_other_run_ends(tmp_path):
     lock(tmp_path / "run").close()
 
 
+def test_a_folder_is_free_when_its_run_has_ended_though_a_forked_process_lives_on(tmp_path, one_rank):
+    folder = RunFolder.claim(str(tmp_path / "run"), "debug")
+    forked = multiprocessing.get_context("fork").Process(target=multiprocessing.Event().wait, daemon=True)
+    forked.start()
+    folder.close()
+    lock(tmp_path / "run").close()
+    forked.kill()
+
+
 def test_runs_that_begin_in_one_second_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
