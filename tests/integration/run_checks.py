@@ -54,11 +54,15 @@ def sampler_agrees(float32_bound: float = 1e-4, bfloat16_mean: float = 0.02) -> 
 
 
 def shown_tokens_are_compared(folder: Path) -> None:
-    """Shown training rows have the same numbers of each sampled token, such as the trainer's difference, whichever rank trained them."""
+    """Shown training rows have the same numbers of each sampled token, such as the trainer's difference, whichever rank trained them.
+    Of those without an advantage some are not compared."""
     rows = [row for row in read_rows(folder) if row["split"] == "train" and row.get("in_loss") and row.get("tokens")]
     names = {name for row in rows for name, values in row["tokens"].items() if isinstance(values, list)}
     assert {"diff", "entropy"} <= names, f"columns of {len(rows)} rows: {names}"
     for row in rows:
+        if row["logprob_diff_mean"] is None:
+            assert row["advantage"] == 0, f"{row['episode_id']} was trained on and not compared"
+            continue
         sampled = [logprob is not None for logprob in row["tokens"]["logprob"]]
         for name in names - {"text"}:
             found = [value is not None for value in row["tokens"].get(name, [])]
