@@ -175,12 +175,7 @@ class Trainer(Configurable):
                 `skip_nonfinite_updates` allows it, and after the last for a weight; on every rank.
         """
         config = self.config
-        # A controller's or a teacher's columns would be of those alone that chance draws.
-        score_all = config.score_all or bool(teacher or self.algorithm.controller_inputs)
-        minibatches = [
-            self.batcher.minibatch(part, score_all=score_all)
-            for part in split_groups(groups, config.num_minibatches)
-        ]
+        minibatches = self._minibatches(groups, teacher)
         from_engine = self.algorithm.policy_loss.from_engine
         scores_before: list[TokenScores] = []
         if from_engine and config.num_epochs * len(minibatches) > 1:
@@ -221,6 +216,14 @@ class Trainer(Configurable):
             unscored_tokens=config.num_epochs * sum(made.unscored_tokens for made in minibatches),
             metrics=metrics if self.is_tp_leader else [],
         )
+
+    def _minibatches(
+        self, groups: Sequence[Group[Episode]], teacher: Companion | None
+    ) -> list[MiniBatch]:
+        # A controller's or a teacher's columns would be of those alone that chance draws.
+        score_all = self.config.score_all or bool(teacher or self.algorithm.controller_inputs)
+        parts = split_groups(groups, self.config.num_minibatches)
+        return [self.batcher.minibatch(part, score_all=score_all) for part in parts]
 
     @torch.no_grad()
     def _keep_pi_old_logprobs(self, minibatches: Sequence[MiniBatch]) -> list[TokenScores]:
