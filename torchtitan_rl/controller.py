@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 from torchtitan.config import Configurable
 
 from torchtitan_rl import comm
-from torchtitan_rl.algorithm import Algorithm
-from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses.loss import Source
+from torchtitan_rl.algorithm import Algorithm, Source, draft_episodes
 from torchtitan_rl.errors import SamplerFault
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.replicated import check_replicated
-from torchtitan_rl.rewards import Grader
-from torchtitan_rl.rewards.trainer_state import TrainerState
+from torchtitan_rl.rewards import Grader, TrainerState
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.state import RunState
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
@@ -33,8 +30,7 @@ if TYPE_CHECKING:
     from torchtitan_rl.models.score import Companion
     from torchtitan_rl.sampler import FarSampler, Sampler
     from torchtitan_rl.sync.weight_sync import WeightSync
-    from torchtitan_rl.trainer.optimizer import UpdateReport
-    from torchtitan_rl.trainer.trainer import Trainer
+    from torchtitan_rl.trainer.trainer import Trainer, UpdateReport
 
 
 class Observer(Protocol):

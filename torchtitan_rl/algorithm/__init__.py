@@ -17,7 +17,7 @@ from torchtitan_rl.algorithm.aggregation import (
 )
 from torchtitan_rl.algorithm.algorithm import Algorithm, LossOutput
 from torchtitan_rl.algorithm.credit import GroupFilter
-from torchtitan_rl.algorithm.episodes import set_token_advantages
+from torchtitan_rl.algorithm.episodes import draft_episodes, set_token_advantages
 from torchtitan_rl.algorithm.kl import KL, kl_estimate
 from torchtitan_rl.algorithm.losses.cispo import Cispo
 from torchtitan_rl.algorithm.losses.clip import Clip
@@ -25,7 +25,7 @@ from torchtitan_rl.algorithm.losses.distillation import Distill, ExactDistill
 from torchtitan_rl.algorithm.losses.dppo import Dppo
 from torchtitan_rl.algorithm.losses.gmpo import Gmpo
 from torchtitan_rl.algorithm.losses.gspo import Gspo
-from torchtitan_rl.algorithm.losses.loss import Loss, TokenLoss, token_loss
+from torchtitan_rl.algorithm.losses.loss import Loss, Source, TokenLoss, token_loss
 from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs, Sequences
 from torchtitan_rl.algorithm.losses.maxent import (
     BetaController,

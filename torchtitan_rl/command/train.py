@@ -30,7 +30,6 @@ from torchtitan_rl.run.job_processes import die_with_parent
 from torchtitan_rl.run.rank_output import RankLog, RankOutput
 from torchtitan_rl.run.rank_status import StatusFile, rank_failed, slowest
 from torchtitan_rl.run.run_end import advice, phase_of, write_end, write_run_report
-from torchtitan_rl.run.secrets import without_secrets
 from torchtitan_rl.run.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -188,9 +187,8 @@ def _carry_out(controller: "Controller | GeneratorRank", run_folder: Path) -> in
 def write_failure(error: BaseException, run_folder: Path) -> None:
     """Write to end.json that an error ends the run and, on rank 0, the report."""
     message, code = _message_and_code(error)
-    message = without_secrets(message)
     outcome = "stopped" if code == STOPPED else "failed"
-    rank, brief, phase = int(os.environ["RANK"]), without_secrets(_brief(error)), phase_of(error)
+    rank, brief, phase = int(os.environ["RANK"]), _brief(error), phase_of(error)
     write_end(run_folder, outcome, message, error=brief, code=code, rank=rank, phase=phase)
     if rank == 0:
         write_run_report(run_folder)

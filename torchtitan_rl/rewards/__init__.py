@@ -10,3 +10,4 @@ from torchtitan_rl.rewards.grader import Grader
 from torchtitan_rl.rewards.judge import Judge
 from torchtitan_rl.rewards.scorer import RewardError
 from torchtitan_rl.rewards.texts import length, repetition, script
+from torchtitan_rl.rewards.trainer_state import TrainerState

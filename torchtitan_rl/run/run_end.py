@@ -15,6 +15,7 @@ from typing import Literal
 
 from torchtitan_rl.events import PHASE, progress
 from torchtitan_rl.fields.references import users_frames
+from torchtitan_rl.run.secrets import without_secrets
 from torchtitan_rl.text import head_and_tail
 
 END, LOCK = "end.json", "run.lock"
@@ -61,15 +62,15 @@ def write_end(
     """Write how the run ended, unless this start has written it already. Never raises: a full disk may be why the run ends.
 
     Args:
-        message: why, for a person; the error with its traceback if it was unforeseen.
+        message: why, for a person; the error with its traceback if it was unforeseen. Secrets are masked.
         error: the same without the traceback, to be read first.
         code: the exit code.
         phase: where the rank failed, such as "step 3: grade".
     """
     content = {
         "outcome": outcome,
-        "error": head_and_tail(error, MOST_CHARACTERS),
-        "message": head_and_tail(message, MOST_CHARACTERS),
+        "error": head_and_tail(without_secrets(error), MOST_CHARACTERS),
+        "message": head_and_tail(without_secrets(message), MOST_CHARACTERS),
         **{"code": code, "rank": rank, "phase": phase, "time": time.time()},
     }
     forget_earlier_end(folder)
