@@ -10,7 +10,7 @@
 Both sides are processes that stay alive and take a step in turn, so that a machine's other work falls on both. With --ragged
 completions end by themselves, after 40 tokens on average and at most 256 (geometric lengths), which is what tasks look like.
 Otherwise all have the same length. Weights are random, but those of `--model smollm2`, whose completions end by themselves, after
---new-tokens at most. Every completion has an advantage and a backward. TRL generates with its colocated vLLM on a GPU and with
+--new-tokens at most. Every completion has an advantage and a backward, but those of a share --alike of the prompts. TRL generates with its colocated vLLM on a GPU and with
 transformers on a CPU. Each side has its own defaults; OMP_WAIT_POLICY, where it is set, is for both. On a CPU TRL's
 newest version is installed from PyPI into outputs/bench/trl, beside this project's torch.
 """
@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=8, help="completions of a prompt")
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--ragged", action="store_true", help="completions end by themselves; --new-tokens is not used")
+    parser.add_argument("--alike", default="0", help="share of the prompts whose completions are all wrong")
     parser.add_argument("--ours", nargs="+", default=[], metavar="KEY=VALUE", help=f"over {OURS}")
     parser.add_argument("--trl", nargs="+", default=[], metavar="KEY=VALUE", help=f"over {TRL}")
     parser.add_argument("--warm-up", type=int, default=2, help="steps of each side that are not counted")
@@ -190,7 +191,7 @@ def main() -> None:
     }
     job["trl"]["sequences_at_once"] = min(job["trl"]["sequences_at_once"], args.prompts * args.n)
     (folder / "job.json").write_text(json.dumps(job))
-    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    os.environ |= {"OMP_NUM_THREADS": str(args.threads), "MADE_UP_ALIKE": args.alike}
     pythons = {"ours": Path(sys.executable), "trl": trl_python()}
     found = run(pythons, folder / "job.json", steps=steps, together=not args.one_after_another)
     report(job, {name: answers[args.warm_up :] for name, answers in found.items()})
@@ -216,6 +217,7 @@ def report(job: dict, found: dict[str, list[dict]]) -> None:
     print(machine_line().replace(f"{torch.get_num_threads()} threads", threads))
     tokens = f"{'at most ' * job['ends']}{job['new_tokens']} tokens"
     print(f"{Path(job['model']).name}: {job['prompts_per_step']} x {job['n']} completions of {tokens}")
+    print(f"share of prompts whose completions are all wrong: about {os.environ['MADE_UP_ALIKE']}")
     for name, answers in found.items():
         shortest, mean, longest = (median(answer["lengths"][place] for answer in answers) for place in range(3))
         assert job["ends"] or shortest == longest == job["new_tokens"], f"{name} sampled {shortest} to {longest} tokens"
