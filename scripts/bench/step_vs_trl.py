@@ -18,6 +18,7 @@ newest version is installed from PyPI into outputs/bench/trl, beside this projec
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -173,7 +174,8 @@ def main() -> None:
     parser.add_argument("--one-after-another", action="store_true", help="when both do not fit into memory")
     args = parser.parse_args()
     folder = BENCH / "step"
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of the run before
+    folder.mkdir(parents=True)
     config = args.model if args.model in PUBLISHED else "debug"
     model, steps = checkpoint(args.model, ragged=args.ragged), args.warm_up + args.steps
     job = {
