@@ -384,8 +384,13 @@ def build_test_list() -> list[OverrideDefinitions]:
             [same_step(4, "straight", "fork", rel=LAYOUT)],
         ),
         OverrideDefinitions(
+            forked("--config", "debug", "--evaluation.every", "0", "--generator.ranks", "4", *AHEAD, steps=4),
+            "the same on 4 + 4 ranks as on 1 + 4", "own_generators_ahead_4", [5, 8],
+            [same_step(4, "straight", "fork", rel=LAYOUT)],
+        ),
+        OverrideDefinitions(
             forked("--config", f"{TALK}:talk", *TALK_IN_FLIGHT, "--generator.ranks", "1", *AHEAD, steps=6),
-            "the same with conversations in flight", "own_generators_talk", 2,
+            "one step ahead, with conversations in flight", "own_generators_talk", 2,
             [same_step(6, "straight", "fork", above=TURNS | {"in_flight/carried_tokens_fraction": 0})],
         ),
         OverrideDefinitions(
