@@ -85,37 +85,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif name == "evaluate":
             print(EVALUATE)
         module = training(rest)
+        if module[0] != LAUNCHER:
+            return os.execv(sys.executable, [sys.executable, "-m", *module])
+        check_in_child(rest)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    if module[0] != LAUNCHER:
-        return os.execv(sys.executable, [sys.executable, "-m", *module])
     from torchtitan_rl.run import launch
 
-    if wrong := check_in_child(rest):
-        return wrong
     processes = int(os.environ["WORLD_SIZE"])  # of all nodes
     started = "1 process" if processes == 1 else f"{processes} processes"
     print(f"start {started} ...", flush=True)  # their first line takes seconds
     return launch.main(module[1:])
 
 
-def check_in_child(arguments: Sequence[str]) -> int:
-    """Check a training's command line before any rank is started, in two seconds. Returns 2 if it is wrong, else 0.
+def check_in_child(arguments: Sequence[str]) -> None:
+    """Check a training's command line before any rank is started, in two seconds. If it is wrong, this process ends.
 
     A child of this process does it: it runs the user's code and changes the environment that the ranks start with.
+
+    Raises UserError if torch cannot be imported.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends both without a traceback
     gc.disable()  # looking for garbage takes a sixth of the time of these imports
-    import torch.distributed.run  # noqa: F401  (the launcher needs it: they share the import)
-
+    check_torch()  # imports it, for both
     child = multiprocessing.get_context("fork").Process(target=_check, args=(arguments,))
     child.start()
+    import torch.distributed.run  # noqa: F401  (the launcher's, while the child checks)
+
     child.join()
+    if child.exitcode:
+        os._exit(child.exitcode)  # an interpreter with torch takes 0.3 s to end
     gc.enable()
-    return child.exitcode
 
 
 def _check(arguments: Sequence[str]) -> None:
@@ -150,7 +153,6 @@ def training(arguments: Sequence[str]) -> list[str]:
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher's ranks
         return ["torchtitan_rl.command.train", *arguments]
     rendezvous = _rendezvous()
-    check_torch()
     if is_gpu:
         check_build_tools()
     if gpus == 0:  # ranks on one CPU share its cores
