@@ -7,10 +7,14 @@ from typing import Any, Literal
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.algorithm.losses.sft import HELD_OUT_LOSS
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import EvaluationPass
+
+_MEASURES = ("reward", "divergence", "length", "length_max", "clipped_fraction", "format_rate")
+"""Metrics of a pass, besides its accuracies."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,8 +50,8 @@ class Evaluation(Configurable):
 
         best_by: str = ""
         """A metric of the evaluation, such as evaluation/accuracy. The checkpoint of the step with its highest value
-        is kept besides the newest ones. With a leading minus sign the lowest value is best. Empty: no best
-        checkpoint."""
+        is kept besides the newest ones. With a leading minus sign, as in
+        --evaluation.best-by=-evaluation/length, the lowest value is best. Empty: no best checkpoint."""
 
         stop_after: int = number(0, least=0, remedy="0 never stops.")
         """End the run after this many evaluations in a row without a new best value of `best_by`; 0: never."""
@@ -76,6 +80,17 @@ class Evaluation(Configurable):
         self.best_step: int | None = None
         """The step of the best results so far."""
         self._worse = 0
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics over all held-out prompts that an evaluation may have. A member's have its name before the last part."""
+        names = [HELD_OUT_LOSS]
+        for its_pass, sampling in self.passes.items():
+            ks = range(2, sampling.n + 1)
+            shares = ["accuracy", *(f"{kind}@{k}" for kind in ("mean", "pass") for k in ks)]
+            measures = [share + end for share in shares for end in ("", "_low", "_high")]
+            names += [f"{its_pass.prefix}/{measure}" for measure in (*measures, *_MEASURES)]
+        return names
 
     def due(self, step: int, num_steps: int) -> bool:
         """Whether to evaluate after `step` (0: before the first)."""

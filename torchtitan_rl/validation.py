@@ -18,7 +18,7 @@ from torchtitan_rl.algorithm.losses.loss import Loss
 from torchtitan_rl.device import FOR_CPU
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.field_limits import check_fields, parts
-from torchtitan_rl.fields.references import correctable, load_function
+from torchtitan_rl.fields.references import correctable, did_you_mean, load_function
 from torchtitan_rl.observe.select import Selection
 from torchtitan_rl.observe.sinks import chosen_sinks
 from torchtitan_rl.run.checkpoint_folder import check_form
@@ -107,9 +107,12 @@ def _check_evaluation(config: "RunConfig", samples_training: bool) -> None:
     expected = (
         "a metric evaluation/..., and evaluation.sampled.n above 0 for evaluation/sampled/..."
     )
-    is_on = evaluation.sampled.n > 0 or not name.startswith("evaluation/sampled/")
-    exists = not name or (name.startswith("evaluation/") and is_on)
-    expect(exists, "evaluation.best_by", name, expected, "Use evaluation/accuracy.")
+    known = evaluation.build().metric_names
+    prefix = "evaluation/sampled" if name.startswith("evaluation/sampled/") else "evaluation"
+    is_known = f"{prefix}/{name.rpartition('/')[2]}" in known  # between them, a task's member
+    exists = not name or (name.startswith("evaluation/") and is_known)
+    remedy = did_you_mean(name, known) or "Use evaluation/accuracy."
+    expect(exists, "evaluation.best_by", name, expected, remedy)
     evaluates = bool(evaluation.every or not evaluation.best_by)
     expected = "1 or more, as evaluation.best_by asks"
     expect(evaluates, "evaluation.every", 0, expected, "Use 10.")

@@ -67,6 +67,7 @@ OPTIONS = [
         "--evaluation.best-by evaluation/sampled/mean@4",
         "evaluation.best_by = 'evaluation/sampled/mean@4': expected a metric",
     ),
+    ("--evaluation.best-by=-evaluation/sums/lenght", "Did you mean evaluation/length"),
     ("--evaluation.best-by accuracy", "evaluation.best_by = 'accuracy': expected a metric evaluation/..."),
     ("--evaluation.stop-after 2", "evaluation.best_by = '': expected a metric, as evaluation.stop_after asks"),
     ("--eval-only --evaluation.sampling.n 0", "evaluation.sampling.n = 0: expected 1 or more, here or in evaluation"),

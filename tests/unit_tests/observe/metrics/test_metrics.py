@@ -9,6 +9,7 @@ import pytest
 
 from tests.parts.observability import group, sample
 from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.events import recorded_by
 from torchtitan_rl.generator.generator_config import GeneratorConfig
 from torchtitan_rl.observe import read_rows
@@ -29,6 +30,7 @@ from torchtitan_rl.observe.metrics.throughput import (
     time_shares,
 )
 from torchtitan_rl.observe.observer import RunObserver, record_evaluation
+from torchtitan_rl.sampling import SamplingConfig
 
 UPDATE = SimpleNamespace(
     grad_norm=0.5, clipped_fraction=0.25, learning_rate=1e-5, work=((1000, 2000, 1500), (500, 1000, 750)),
@@ -184,6 +186,7 @@ def test_evaluation_accuracy_mean_and_unbiased_pass_at_k():
     assert "evaluation/pass@1" not in found
     assert found["evaluation/format_rate"] == found["evaluation/reward"] == pytest.approx(3 / 12)
     assert found["evaluation/length"] == 3
+    assert {*found} <= {*Evaluation.Config(sampling=SamplingConfig(n=4)).build().metric_names}
 
 
 def test_optimizer_and_perf_metrics_follow_their_formulas():
