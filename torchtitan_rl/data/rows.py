@@ -131,7 +131,7 @@ class Rows(Task):
         self._train = self._part(reader)
         self._held_out = self._held_out_parts()
         there = f"rows for training and held-out rows, but: {self._train.describe('for training')}"
-        remedy = _REMEDY
+        remedy = f"{_REMEDY} Other columns are named with --task.prompt-column and --task.answer-column: {reader.columns}."
         if reader.demonstrates and not reader.completion_column:
             columns = f"one of {reader.columns}"
             remedy = f"Name the column to learn with --task.completion-column: {columns}."

@@ -398,7 +398,7 @@ def test_rows_with_an_unreadable_answer_are_left_out_and_named(build, capsys):
     rows = [*sums(9), {"prompt": "a", "answer": "blue"}, {"prompt": "b", "answer": ["red", "blue"]}]
     left_out = "8 rows for training; left out: 2 no answer that can be read in 'answer' (rows 10, 11)"
     assert left_out in told(build(rows, answer_kind="number"), capsys)
-    with pytest.raises(UserError, match="0 rows for training; left out: 2 no answer .*Correct the rows"):
+    with pytest.raises(UserError, match="0 rows for training; left out: 2 no answer .*with --task.prompt-column and"):
         build(rows[9:], answer_kind="number")
 
 
