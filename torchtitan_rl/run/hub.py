@@ -3,6 +3,7 @@
 python -m torchtitan_rl.run.hub Qwen/Qwen3-0.6B        downloads a model before a run and prints its folder
 """
 
+import argparse
 import os
 import re
 import subprocess
@@ -85,7 +86,11 @@ def main() -> None:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.utils import filter_repo_objects
 
-    [name] = sys.argv[1:]
+    parser = argparse.ArgumentParser(
+        prog="python -m torchtitan_rl.run.hub", description=main.__doc__
+    )
+    parser.add_argument("name", help="such as Qwen/Qwen3-0.6B")
+    name = parser.parse_args().name
     try:
         if HUB_OFFLINE in ("", "0"):  # snapshot_download would wait for this answer without a limit
             timeout = constants.HF_HUB_ETAG_TIMEOUT

@@ -121,6 +121,11 @@ print(*sorted(os.listdir(folder_of("some/model"))))
 """
 
 
+def test_help_of_the_download_is_no_model_s_name():
+    command = [sys.executable, "-m", "torchtitan_rl.run.hub", "--help"]
+    assert "Qwen/Qwen3-0.6B" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_a_rank_that_waits_for_a_download_gets_the_whole_of_it(hub, tmp_path):
     (hub[2] / "slow_template.json").write_text("{}")
     ranks = []
