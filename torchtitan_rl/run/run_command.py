@@ -23,7 +23,8 @@ def options_of_run(folder: str, replaced: Sequence[str] = ()) -> list[str]:
         stored = json.loads(config.read_text())
         (program, *options), start = stored["command"], stored["folder_of_command"]
     except (OSError, ValueError, KeyError):
-        remedy = f"{config} is not a run's."
+        fault = "is not a run's" if config.exists() else "is not there"
+        remedy = f"{config} {fault}. A config's start is evaluated with --config NAME."
         raise UserError(f"RUN = {folder!r}: expected a run's folder. {remedy}") from None
     by_command = Path(program).parts[-2:] == ("command", "train.py")
     remedy = "A script's run has evaluations of its own: see evaluation.every."
