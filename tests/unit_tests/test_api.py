@@ -1,5 +1,6 @@
 """A run from Python: rows and rewards as objects, in the process of a notebook or a script, which goes on afterwards."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -37,8 +38,10 @@ def test_run_resumes_in_the_same_process_after_one_that_failed(talker, tmp_path,
     def fails(completions, **_):
         raise KeyError("x")
 
+    gc.disable()  # as the command's process until its imports are done
     with pytest.raises(Exception, match="Reward function 'fails' failed"):
         torchtitan_rl.train(talker, ROWS, [fails], num_steps=1, dump_folder="run", **SMALL)
+    assert gc.isenabled()
     torchtitan_rl.train(talker, ROWS, [length_of(100)], num_steps=1, dump_folder="run", **SMALL)
     run = torchtitan_rl.train(talker, ROWS, [length_of(100)], num_steps=2, dump_folder="run", **SMALL)
     assert run.curve("reward/length/mean")[0] == [1, 2]

@@ -1,6 +1,7 @@
 """Parses the command line into a config: `--config NAME` or `--config path/to/file.py:function`, then dotted overrides."""
 
 import argparse
+import gc
 import inspect
 import json
 import os
@@ -161,6 +162,7 @@ def _try_out(config: "RunConfig", *, preview: bool) -> None:
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.command.dry_run import show_run
         from torchtitan_rl.command.preview import show_preview
+    gc.enable()  # command.train has disabled it
     if preview:
         show_preview(config)
         return

@@ -1,6 +1,7 @@
 """--print-config shows the config; --dry-run shows what a run would do and starts nothing."""
 
 import dataclasses
+import gc
 import json
 import re
 import shutil
@@ -55,7 +56,9 @@ def dry_run(start, capsys):
 
 def test_a_dry_run_shows_layout_memory_prompts_and_rewards(dry_run, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
+    gc.disable()  # as the command's process until its imports are done
     shown = dry_run()
+    assert gc.isenabled()
     assert "4 ranks: the policy is sharded FSDP 4 x TP 1, in 1 replica; 4 engines on 1 rank each" in shown
     assert "a step: 16 prompts x 8 completions = 128 sequences of up to 32 + 32 tokens" in shown
     assert re.search(
