@@ -36,6 +36,15 @@ def one_rank() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def eager_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's unfused FlexAttention, with the backward that it refuses on a CPU."""
+    from torch.nn.attention import flex_attention
+
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+
+
 @pytest.fixture(scope="module")
 def family_folder(tmp_path_factory) -> Callable[[str], Path]:
     """Returns the folder of a family's small random model, made at the first call."""

@@ -145,6 +145,9 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
     compiles = not (FOR_CPU and config.trainer.compile)
     expected = "False on a CPU, whose attention cannot be compiled"
     expect(compiles, "trainer.compile", True, expected, "Leave it off without a GPU.")
+    has_backward = not (FOR_CPU and config.trainer.attention == "flex")
+    expected = '"auto" on a CPU, where FlexAttention has no backward'
+    expect(has_backward, "trainer.attention", "flex", expected, "Leave it out without a GPU.")
     optimizer = config.trainer.optimizer
     known = optimizer.on_host is not True or type(optimizer) is AdamW.Config
     expected = 'False or "auto" with an optimizer of your own, whose state stays where it puts it'

@@ -53,6 +53,7 @@ OPTIONS = {
     "full checkpointing": _set("trainer.activation_checkpoint", "full"),
     "no checkpointing": _set("trainer.activation_checkpoint", "none"),
     "weights stay gathered": _set("trainer.parallelism.fsdp_reshard_after_forward", "never"),
+    "FlexAttention": _set("trainer.attention", "flex"),
     "float32": _set("trainer.mixed_precision_param", "float32"),
     "moments on the host": _set("trainer.optimizer.on_host", True),
     "two epochs": _set("trainer.num_epochs", 2),

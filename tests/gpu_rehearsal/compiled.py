@@ -24,6 +24,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo as dynamo  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from torch.nn.attention import flex_attention  # noqa: E402
 from torchtitan.config import ParallelismConfig  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
@@ -58,9 +59,13 @@ def as_on_a_gpu() -> Iterator[None]:
         f"_compiled{name}": torch.compile(getattr(logprobs, name), backend="aot_eager", fullgraph=True)
         for name in ("_statistics", "_gradient", "_logprob_gradient")
     }
+    flex = torch.compile(flex_attention.flex_attention, backend="aot_eager", fullgraph=True)
     with (
         mock.patch.multiple(logprobs, wide=lambda t: t, partial_product=logprobs.product, **compiled),
         mock.patch.object(attention, "compute_capability", return_value=(9, 0)),
+        mock.patch.object(attention, "create_attention_mask", flex_attention.create_block_mask),
+        mock.patch.object(attention, "_compiled_flex", flex),
+        mock.patch.multiple(flex_attention, _validate_device=lambda *_: None),  # refuses a CPU's backward
         mock.patch.object(loader_module, "CompileConfig", lambda **k: config(**k, backend="aot_eager")),
     ):
         yield

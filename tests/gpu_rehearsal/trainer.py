@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # noqa: F401  (registers the backend "fake")
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.utils._python_dispatch import _disable_current_modes
 from torchtitan.distributed.utils import set_spmd_backend
 
@@ -31,6 +32,7 @@ from torchtitan_rl import comm
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.build import trainer_of_run
 from torchtitan_rl.config import RunConfig
+from torchtitan_rl.models import attention
 from torchtitan_rl.models.experts import mixtures
 from torchtitan_rl.models.hf import exported_rows, hf_weights, local_shard
 from torchtitan_rl.models.lora.adapters import adapter_rows
@@ -196,7 +198,11 @@ def _differing(trainer: Trainer, groups: list, device: Device) -> list[str]:
 
     def inputs(batch: TrainBatch) -> dict[str, Tensor]:
         named = {f.name: getattr(batch, f.name) for f in fields(batch)}
-        masks = attention_masks(trainer.model, batch.layout)._asdict()
+        masks = attention_masks(trainer.model, batch.layout)
+        if isinstance(masks, BlockMask):
+            masks = {f"masks.{i}": part for i, part in enumerate(masks.as_tuple())}
+        else:
+            masks = masks._asdict()
         named |= {f"layout.{f.name}": getattr(batch.layout, f.name) for f in fields(batch.layout)} | masks
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
@@ -276,10 +282,33 @@ def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
         mock.patch.multiple(trainer_module, score=score, clip_grad_norm_=clip_grad_norm_),
         mock.patch.object(ExactTeacher, "reader", counted),
         mock.patch.object(loader_module, "load_hf_weights"),
+        mock.patch.multiple(attention, create_attention_mask=create_block_mask, _compiled_flex=_flex_kernels),
         mock.patch.object(host_adamw, "BUCKET_BYTES", 2**25),  # several of a small model
         mock.patch.object(comm, "all_gather_lists", all_gather_lists),
     ):
         yield
+
+
+class _FlexKernels(torch.autograd.Function):
+    """The tensors that FlexAttention's generated kernels read and write: one forward, and two launches of the backward."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # noqa: ANN001
+        """q [1, N, T, H], k and v [1, Nkv, T, H] -> [1, N, T, H]"""
+        out, lse = torch.zeros_like(q), q.new_zeros(q.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN001
+        q, k, v, out, lse = ctx.saved_tensors
+        (grad * out).sum(-1, dtype=torch.float32)  # [1, N, T]
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+
+
+def _flex_kernels(q: Tensor, k: Tensor, v: Tensor, *, block_mask: BlockMask, **_: object) -> Tensor:
+    assert block_mask.shape[-2:] == (q.shape[-2], k.shape[-2])
+    return _FlexKernels.apply(q, k, v)
 
 
 def _recorded(config: RunConfig) -> int:

@@ -76,6 +76,7 @@ OPTIONS = [
         "--trainer.optimizer.lr -1",
         "trainer.optimizer.lr = -1.0: expected at least 0 and at most 1. Full fine-tuning usually takes 1e-6.",
     ),
+    ("--trainer.attention flex", "trainer.attention = 'flex': expected \"auto\" on a CPU, where FlexAttention has no"),
     ("--trainer.lora.alpha 64", "trainer.lora.rank = 0: expected 1 or more with trainer.lora.alpha or targets"),
     ("--algorithm.truncation.mode penalty --algorithm.truncation.cache-tokens 99", "cache_tokens = 99: expected at"),
     (f"{TP} 2", "trainer.parallelism on 1 ranks (NGPU x NNODES): tensor_parallel_degree 2 x data_parallel"),

@@ -1,13 +1,19 @@
-"""Attention inside the segments of a pack: FlashAttention for bfloat16 on a GPU, otherwise PyTorch's SDPA."""
+"""Attention inside the segments of a pack: FlashAttention for bfloat16 on a GPU, otherwise PyTorch's SDPA; or FlexAttention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torchtitan.models.common.attention import (
+    FlexAttention,
+    VarlenAttention,
+    VarlenMetadata,
+    create_attention_mask,
+)
 from torchtitan.protocols.module import Module
 
 from torchtitan_rl.device import compute_capability
@@ -182,3 +188,42 @@ def _to_rows(flat: Tensor, batch: PaddedBatch, head_dim: int) -> Tensor:
     cells = F.embedding(batch.source, flat)  # [R*W, N*H]
     rows = cells.unflatten(0, (-1, batch.width))  # [R, W, N*H]
     return rows.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+_compiled_flex = torch.compile(flex_attention, options={"wrap_inductor_compiled_regions": True})
+
+
+class FlexPacked(FlexAttention):
+    """FlexAttention to a pack: each token attends to its own segment, and to the tokens that this shares with its root. Its backward
+    needs a GPU. torchtitan's own forward times kernels to choose one, so that a run would not repeat bit by bit."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(FlexAttention.Config):
+        shares_prompts: ClassVar[bool] = True
+
+        def masks(self, layout: SegmentLayout) -> BlockMask:
+            """Returns the `attention_masks` of the forward for a layout. Does not synchronize with the device."""
+            T, size = len(layout.positions), self.block_size
+            shared = layout.positions[layout.begins]  # [P]
+            places = torch.stack([layout.begins, layout.roots, layout.roots + shared])  # [3, P]
+            own = layout.lengths - shared  # [P]
+            begins, roots, ends = places.repeat_interleave(own, 1, output_size=T)  # [T] each
+
+            def attends(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+                is_own = (begins[q] <= k) & (k <= q)
+                return is_own | ((roots[q] <= k) & (k < ends[q]))
+
+            return create_attention_mask(attends, 1, 1, T, T, places.device, BLOCK_SIZE=size)
+
+    def forward(
+        self,
+        q_BLNH: Tensor,
+        k_BLNH: Tensor,
+        v_BLNH: Tensor,
+        *,
+        attention_masks: BlockMask,
+        **kw: Any,
+    ) -> Tensor:
+        """q [1, T, N, H], k and v [1, T, Nkv, H] -> [1, T, N, H]. `kw`: scale and enable_gqa."""
+        q, k, v = (t.transpose(1, 2) for t in (q_BLNH, k_BLNH, v_BLNH))  # [1, N or Nkv, T, H]
+        return _compiled_flex(q, k, v, block_mask=attention_masks, **kw).transpose(1, 2)

@@ -199,8 +199,8 @@ class HFDecoder(Decoder):
         attention = config.first_attention.inner_attention
         self._inner: dict[int | None, VarlenAttention] = {}
         for window in set(config.windows):
-            size = attention.window_size if window is None else (window - 1, 0)
-            self._inner[window] = replace(attention, window_size=size).build()
+            own = attention if window is None else replace(attention, window_size=(window - 1, 0))
+            self._inner[window] = own.build()
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(config.lora is None or is_adapter(name))
 
@@ -308,6 +308,9 @@ def check_other_parts(
     if not isinstance(config, HFDecoder.Config):
         return
     kind, degree = config.hf.model_type, generator.tensor_parallel_degree
+    holds = trainer.attention == "auto" or not (config.linear or longest_window(config))
+    expected = f'"auto" for {kind}, which has sliding windows or linear layers'
+    expect(holds, "trainer.attention", trainer.attention, expected, "Leave it out.")
     expected = f"1 for {kind}, whose {', '.join(config.merged)} cannot be compared in parts with the policy's"
     holds = degree == 1 or not config.merged
     expect(holds, "generator.tensor_parallel_degree", degree, expected, "Use 1.")

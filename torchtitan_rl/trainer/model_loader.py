@@ -19,7 +19,7 @@ from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
-from torchtitan_rl.models.attention import attention_config
+from torchtitan_rl.models.attention import FlexPacked, attention_config
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.score import LogprobHead
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
@@ -88,6 +88,7 @@ class ModelLoader:
             training,
             config.logprob_chunk_tokens,
             not ON_CPU if config.compile_head == "auto" else config.compile_head,
+            config.attention == "flex",
         )
         same_rows = (
             model_spec.model.vocab_size == self.spec.model.vocab_size
@@ -174,11 +175,14 @@ def model_config(
     training: TrainingConfig,
     logprob_chunk_tokens: int,
     compile_head: bool,
+    flex: bool,
 ) -> Decoder.Config:
     """Returns a copy of the model's config with this device's attention, the scoring head and the RoPE length."""
     layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
     config = dataclasses.replace(model_spec.model, layers=layers)
     inner = attention_config(float32=training.mixed_precision_param == "float32")
+    if flex:
+        inner = FlexPacked.Config()
     for layer in layers:
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
@@ -219,6 +223,6 @@ def meta_model(model_spec: ModelSpec, lora: Lora | None = None, *, seq_len: int 
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     set_spmd_backend(parallelism.spmd_backend)
     training = TrainingConfig(seq_len=seq_len, mixed_precision_param="float32")
-    config = model_config(model_spec, parallelism, training, seq_len, False)
+    config = model_config(model_spec, parallelism, training, seq_len, False, False)
     with torch.device("meta"):
         return (lora.convert(config) if lora else config).build()

@@ -102,6 +102,10 @@ class TrainerConfig(Configurable.Config):
     activation_checkpoint: Literal["none", "selective", "full", "auto"] = "none"
     """torchtitan's policies for recomputing activations in the backward. "auto": as much as memory needs."""
 
+    attention: Literal["auto", "flex"] = "auto"
+    """"flex": a micro-batch reads a prompt once for all its completions (FlexAttention, not measured on a GPU). "auto": FlashAttention
+    for bfloat16 on a GPU, else PyTorch's SDPA."""
+
     compile: bool = False
     """torch.compile each transformer block."""
 

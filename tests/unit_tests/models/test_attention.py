@@ -4,7 +4,14 @@ import torch.nn.functional as F
 from torch.nn.attention import _registry
 
 from tests.gpu_rehearsal import cpu_kernels  # noqa: F401  (registers kernels)
-from torchtitan_rl.models.attention import FlashVarlen, PackedRows, PackedSDPA, attention_config, similar_lengths
+from torchtitan_rl.models.attention import (
+    FlashVarlen,
+    FlexPacked,
+    PackedRows,
+    PackedSDPA,
+    attention_config,
+    similar_lengths,
+)
 from torchtitan_rl.types import SegmentLayout
 
 
@@ -49,6 +56,26 @@ def test_sequence_with_a_shared_prefix_attends_as_if_it_had_its_own_copy():
     weights = torch.randn_like(found)
     grads = [torch.autograd.grad((out * weights).sum(), qkv) for out in (found, expected)]
     torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_flex_attention_to_shared_prompts_equals_sdpa(eager_flex, scale):
+    torch.manual_seed(0)
+    own, shared = [30, 4, 17, 20, 5, 40, 9, 3], [0, 25, 10, 0, 19, 0, 0, 0]  # three groups, a single one, padding
+    layout = SegmentLayout.of(own, shared, device="cpu", padding=12)
+    qkv = [torch.randn(1, sum(own), heads, 16, requires_grad=True) for heads in (4, 2, 2)]
+    weights = torch.randn(1, sum(own), 4, 16)
+    results = []
+    for config in (FlexPacked.Config(), PackedSDPA.Config()):
+        out = config.build()(*qkv, attention_masks=config.masks(layout), scale=scale, enable_gqa=True)
+        results.append([out, *torch.autograd.grad((out * weights).sum(), qkv)])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=4e-6)
+
+
+def test_flex_attention_leaves_out_the_blocks_of_siblings():
+    layout = SegmentLayout.of([256, 128, 128, 128], [0, 128, 128, 0], device="cpu")
+    blocks = FlexPacked.Config().masks(layout).to_dense()[0, 0]
+    assert blocks.tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
 
 
 @pytest.fixture

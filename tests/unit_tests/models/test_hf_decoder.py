@@ -180,6 +180,16 @@ def test_adapters_that_the_engine_cannot_take_are_refused_by_name(family_folder)
         check_other_parts(model, replace(trainer, lora=LoraConfig(rank=4)), generator, on_cpu=True)
 
 
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5_text"])
+def test_flex_attention_is_refused_for_windows_and_linear_layers(family_folder, family):
+    model, (trainer, generator) = spec_from_folder(family_folder(family)).model, settings()
+    expected = f"trainer.attention = 'flex': expected \"auto\" for {family}, which has sliding windows or linear layers"
+    with pytest.raises(UserError, match=expected):
+        check_other_parts(model, replace(trainer, attention="flex"), generator, on_cpu=False)
+    olmo = spec_from_folder(family_folder("olmo2")).model
+    check_other_parts(olmo, replace(trainer, attention="flex"), generator, on_cpu=False)
+
+
 def test_model_with_its_own_mask_or_bidirectional_attention_is_refused():
     q = torch.zeros(1, 2, 3, 4)  # [1, N, T, H]
     for options, said in (({"attention_mask": q[0, 0]}, "uses attention_mask"), ({"is_causal": False}, "not causal")):
