@@ -287,12 +287,14 @@ def groups_of(case: dict) -> list[Group[ScoredCompletion]]:
 
 def random_batcher(algorithm: Algorithm, rng: random.Random) -> Batcher:
     """The trainer's planning and packing, for the first of several ranks."""
+    share, read_once = rng.choice([(False, False), (True, False), (True, True)])
     return Batcher(
         algorithm=algorithm,
         max_tokens=rng.choice([24, 60, 1000]),
         num_ranks=rng.choice([1, 1, 2, 3]),
         multiple=rng.choice([1, 8]),
-        share_prompts=rng.choice([False, True]),
+        share_prompts=share,
+        read_prompts_once=read_once,
         attention_cost=0.01,
         rank=0,
     )

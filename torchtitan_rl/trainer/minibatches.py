@@ -51,7 +51,8 @@ class Batcher:
     attention_cost: float
     """See `plan_microbatches`."""
     share_prompts: bool
-    """See `pack`."""
+    read_prompts_once: bool
+    """See `pack` and `plan_microbatches`."""
     num_ranks: int
     """The data-parallel ranks, of which this one is `rank`."""
     rank: int
@@ -124,6 +125,7 @@ class Batcher:
             max_tokens=self.max_tokens,
             attention_cost=self.attention_cost,
             by_prompt=self.share_prompts,
+            read_prompts_once=self.read_prompts_once,
         )
 
     def count(self, minibatches: Sequence[MiniBatch]) -> tuple[npt.NDArray[np.float64], list[int]]:
@@ -203,6 +205,7 @@ def plan_microbatches(
     max_tokens: int,
     attention_cost: float = 0.0,
     by_prompt: bool = False,
+    read_prompts_once: bool = False,
 ) -> Plan:
     """Assign items to ranks and split each rank's share into micro-batches.
 
@@ -212,15 +215,17 @@ def plan_microbatches(
         attention_cost: cost of attending to one token, relative to one token's other work, for the balance.
         by_prompt: keep a rank's items of one prompt together, so that `pack` holds their prompt once. False: fill the
             micro-batches as well as can be.
+        read_prompts_once: keep a prompt's items together on a rank too, up to a quarter of its share, and count their prompt once.
 
     Returns:
         [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match.
         Ranks with too few items get empty ones. Without items no rank has any.
     """
-    fit = _next_fit if by_prompt else _first_fit
+    if read_prompts_once:
+        items = _joined(items, min(max_tokens, sum(map(num_tokens, items)) // (4 * num_ranks)))
     priced: list[_Priced] = []
     for item in items:
-        tokens, pairs, _ = count_work(item, share_prompts=False)
+        tokens, pairs, _ = count_work(item, share_prompts=read_prompts_once)
         priced.append(_Priced(item, tokens, tokens + attention_cost * pairs))
     # The most costly first, each to the least loaded rank: loads are within 4/3 of the optimum (Graham, 1969).
     shares: list[list[_Priced]] = [[] for _ in range(num_ranks)]
@@ -229,9 +234,22 @@ def plan_microbatches(
         load, rank = heapq.heappop(loads)
         shares[rank].append(costly)
         heapq.heappush(loads, (load + costly.cost, rank))
-    plan = [fit(share, max_tokens) for share in shares]
+    plan = [_fit(share, max_tokens, by_prompt=by_prompt) for share in shares]
     most = max(len(microbatches) for microbatches in plan)
     return [microbatches + [[]] * (most - len(microbatches)) for microbatches in plan]
+
+
+def _joined(items: Sequence[Item], most: int) -> list[Item]:
+    """Joins items of one prompt up to `most` tokens, of which the prompt's count once."""
+    joined: list[Item] = []
+    for item in sorted(items, key=lambda item: item[0].prompt.prompt_idx):  # stable
+        both = [*joined[-1], *item] if joined else item
+        is_one_prompt = both[0].prompt.prompt_idx == item[0].prompt.prompt_idx
+        if joined and is_one_prompt and count_work(both, share_prompts=True)[0] <= most:
+            joined[-1] = both
+        else:
+            joined.append(item)
+    return joined
 
 
 class _Priced(NamedTuple):
@@ -242,32 +260,23 @@ class _Priced(NamedTuple):
     cost: float
 
 
-def _first_fit(items: Sequence[_Priced], max_tokens: int) -> list[list[Member]]:
-    """First-fit decreasing: each item goes into the first micro-batch with enough room."""
+def _fit(items: Sequence[_Priced], max_tokens: int, *, by_prompt: bool) -> list[list[Member]]:
+    """First-fit decreasing: each item goes into the first micro-batch with enough room, or begins another. Next-fit by prompt
+    looks into the last alone: a prompt is in few of them."""
     microbatches: list[list[Member]] = []
     used: list[int] = []  # tokens of each
-    for item, size, _ in sorted(items, key=lambda one: -one.tokens):  # stable
-        for i, tokens in enumerate(used):
-            if tokens + size <= max_tokens:
+    ordered = sorted(items, key=lambda one: -one.tokens)  # stable
+    if by_prompt:
+        ordered = sorted(items, key=lambda one: one.item[0].prompt.prompt_idx)
+    for item, size, _ in ordered:
+        for i in range(len(used))[-1 if by_prompt else 0 :]:
+            if used[i] + size <= max_tokens:
                 microbatches[i] += item
                 used[i] += size
                 break
         else:
             microbatches.append([*item])
             used.append(size)
-    return microbatches
-
-
-def _next_fit(items: Sequence[_Priced], max_tokens: int) -> list[list[Member]]:
-    """Next-fit by prompt: each item goes into the last micro-batch, or begins another. A prompt is in few of them."""
-    microbatches: list[list[Member]] = []
-    used = 0  # tokens of the last
-    for item, size, _ in sorted(items, key=lambda one: one.item[0].prompt.prompt_idx):  # stable
-        if not microbatches or used + size > max_tokens:
-            microbatches.append([])
-            used = 0
-        microbatches[-1] += item
-        used += size
     return microbatches
 
 

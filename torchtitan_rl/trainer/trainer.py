@@ -155,6 +155,7 @@ class Trainer(Configurable):
             attention_cost=self.loader.attention_cost(self.model),
             # FlashAttention cannot share prompts; that of a CPU, and of float32, can.
             share_prompts=self.model.config.first_attention.inner_attention.shares_prompts,
+            read_prompts_once=self.config.attention == "flex",
             num_ranks=self.dp_size,
             rank=self.dp_rank,
         )

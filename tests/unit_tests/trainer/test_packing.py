@@ -11,7 +11,7 @@ from tests.parts.random_update import LONGEST, VOCABULARY, cut_into_traces, draw
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.models.score import TokenScores
 from torchtitan_rl.trainer.logprob_diff import compare_with_sampler
-from torchtitan_rl.trainer.minibatches import items_of, plan_microbatches, split_groups
+from torchtitan_rl.trainer.minibatches import items_of, num_tokens, plan_microbatches, split_groups
 from torchtitan_rl.trainer.packing import by_member, completion_values, count_work, pack
 from torchtitan_rl.types import (
     NO_RECORD,
@@ -120,6 +120,35 @@ def test_plan_by_prompt_divides_no_more_prompts_than_it_has_borders_between_micr
     own = sum(count_work(batch, share_prompts=True)[0] for batch in plan)
     scattered = plan_microbatches(items, num_ranks=1, max_tokens=max_tokens)[0]
     assert own <= sum(count_work(batch, share_prompts=True)[0] for batch in scattered) + 2 * len(plan)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=8), min_size=1, max_size=16),
+    st.integers(60, 300),
+    st.integers(1, 4),
+)
+def test_prompts_that_are_read_once_count_once_and_have_their_siblings_beside_them(groups, max_tokens, num_ranks):
+    made = [group(i, *(episode(range(n), sample_idx=j) for j, n in enumerate(of))) for i, of in enumerate(groups)]
+    items = items_of(made, whole_groups=False)
+    options = {"num_ranks": num_ranks, "max_tokens": max_tokens, "by_prompt": True}
+    plan, before = (plan_microbatches(items, **options, read_prompts_once=once) for once in (True, False))
+    planned = sorted(id(member.episode) for rank in plan for batch in rank for member in batch)
+    assert planned == sorted(id(member.episode) for item in items for member in item)
+    tokens = [[count_work(batch, share_prompts=True)[0] for batch in rank] for rank in plan]
+    assert max(map(max, tokens)) <= max_tokens
+    loads = [sum(of_rank) for of_rank in tokens]
+    assert max(loads) - min(loads) <= sum(map(num_tokens, items)) / (4 * num_ranks) + 43
+
+
+def test_a_group_stays_on_its_rank_if_there_are_enough():
+    made = [group(i, *(episode(range(20), sample_idx=j) for j in range(6))) for i in range(8)]
+    items = items_of(made, whole_groups=False)
+    plan = plan_microbatches(items, num_ranks=2, max_tokens=128, by_prompt=True, read_prompts_once=True)
+    assert [[{member.prompt.prompt_idx for member in batch} for batch in rank] for rank in plan] == [
+        [{0}, {2}, {4}, {6}],
+        [{1}, {3}, {5}, {7}],
+    ]
+    assert all(count_work(batch, share_prompts=True)[0] == 128 for rank in plan for batch in rank)
 
 
 def test_packing_units_are_episodes_or_whole_groups():

@@ -213,6 +213,14 @@ def test_update_with_siblings_in_one_microbatch_is_the_same_and_forwards_fewer_t
     torch.testing.assert_close(after[1], after[0], atol=1e-6, rtol=1e-4)
 
 
+def test_update_with_flex_attention_is_the_same_in_fewer_micro_batches(build, eager_flex):
+    trainers = [build(attention=attention, max_tokens_per_microbatch=64) for attention in ("auto", "flex")]
+    reports = [trainer.update(credited(trainer)) for trainer in trainers]
+    assert reports[1].trained_tokens < reports[0].trained_tokens
+    assert reports[1].grad_norm == pytest.approx(reports[0].grad_norm, rel=1e-5)
+    torch.testing.assert_close(*map(weights, trainers), atol=1e-6, rtol=1e-4)
+
+
 def work_of(trainer: Trainer, group) -> float:
     """6 operations for each weight that a token meets: all of the layers', the head's where it is scored."""
     layers = [p for name, p in trainer.model.named_parameters() if name.startswith(("layers", "norm"))]
