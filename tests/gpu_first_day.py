@@ -1,7 +1,7 @@
 """What only a GPU can show, in four commands of at most 560 s each, the most valuable first. docs/measured/gpu.md records what they print.
 
     .venv/bin/python tests/gpu_first_day.py step       0.6B; forward and backward apart; decode steps profiled
-    .venv/bin/python tests/gpu_first_day.py options    compiled blocks, an eager head, sleep, 512 sequences, 1.7B
+    .venv/bin/python tests/gpu_first_day.py options    compiled blocks, an eager head, sleep, 512 sequences, FlexAttention, 1.7B
     .venv/bin/python tests/gpu_first_day.py trl        SmolLM2 learns, and TRL's curve on the same GPU and clock
     .venv/bin/python tests/gpu_first_day.py checks     parity, bfloat16, pushes of wrong weights, learning
 
@@ -166,6 +166,7 @@ def option_runs(size: str, output: Path) -> list[Run]:
         training(f"{size}, compiled blocks", size, output, ["--trainer.compile"]),
         training(f"{size}, eager head", size, output, ["--trainer.compile-head", "False"]),
         *runs,
+        training(f"{size}, FlexAttention", size, output, ["--trainer.attention", "flex"]),
         *making("1.7B"),
         training("1.7B", "1.7B", output, seconds=200),
     ]
