@@ -57,6 +57,12 @@ class PaddedBatch(NamedTuple):
     nor read back."""
     width: int
     """W, the length of the longest of these segments."""
+    queries: Tensor
+    """[R * Q] the token of the pack at each query. Rows whose queries are not all of their tokens leave out the shared ones."""
+    num_queries: int
+    """Q, the most queries of a row; W if the rows have a query for each token."""
+    mask: Tensor | None
+    """[R, 1, Q, W] float32, 0 where a query attends to a token and -inf elsewhere; None: causal, as Q is W."""
 
 
 class PackedRows(NamedTuple):
@@ -65,6 +71,8 @@ class PackedRows(NamedTuple):
     batches: list[PaddedBatch]
     cell: Tensor
     """[T] the cell of each token of the pack. Cells are counted through all batches."""
+    query: Tensor
+    """[T] the query of each token of the pack, counted through all batches."""
 
     @classmethod
     def of(cls, layout: SegmentLayout) -> "PackedRows":
@@ -72,38 +80,62 @@ class PackedRows(NamedTuple):
         device = layout.positions.device
         shared = layout.positions[layout.begins]  # [P]
         own_first = layout.begins - shared  # [P]
-        first_cells = [0] * len(layout.host_lengths)
+        lengths, skipped = layout.host_lengths, _skipped_queries(layout, shared)
+        first_cells, first_queries = [0] * len(lengths), [0] * len(lengths)
         batches: list[PaddedBatch] = []
-        num_cells = 0
-        for rows in similar_lengths(layout.host_lengths):
-            width = max(layout.host_lengths[row] for row in rows)
+        num_cells = num_queries = 0
+        for rows in similar_lengths(lengths, [skip > 0 for skip in skipped]):
+            W = max(lengths[row] for row in rows)
+            Q = max(lengths[row] - skipped[row] for row in rows)
             for row in rows:
-                first_cells[row] = num_cells
-                num_cells += width
+                first_cells[row], first_queries[row] = num_cells, num_queries - skipped[row]
+                num_cells, num_queries = num_cells + W, num_queries + Q
             which = torch.tensor(rows, device=device)[:, None]  # [R, 1]
-            column = torch.arange(width, device=device)  # [W]
+            column = torch.arange(W, device=device)  # [W]
             is_shared = column < shared[which]  # [R, W]
             first = torch.where(is_shared, layout.roots[which], own_first[which])  # [R, W]
             source = torch.where(column < layout.lengths[which], first + column, 0)  # [R, W]
-            batches.append(PaddedBatch(source.flatten(), width))
+            queries, mask = source, None  # [R, Q]
+            if skipped[rows[0]]:
+                position = shared[which] + column[:Q]  # [R, Q]
+                inside = position < layout.lengths[which]  # [R, Q]
+                queries = torch.where(inside, own_first[which] + position, 0)  # [R, Q]
+                hidden = column > position[:, None, :, None]  # [R, 1, Q, W]
+                mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+            batches.append(PaddedBatch(source.flatten(), W, queries.flatten(), Q, mask))
         own = layout.lengths - shared  # [P]
-        first_cell = torch.tensor(first_cells, device=device)  # [P]
         T = len(layout.positions)
-        first_cell = torch.repeat_interleave(first_cell, own, output_size=T)  # [T]
-        return cls(batches, first_cell + layout.positions)
+        firsts = torch.tensor([first_cells, first_queries], device=device)  # [2, P]
+        firsts = torch.repeat_interleave(firsts, own, dim=1, output_size=T)  # [2, T]
+        return cls(batches, *(firsts + layout.positions))
 
 
-def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
-    """Returns the indices of `lengths` in batches. The longest of a batch is less than 1.25 times as long as its shortest.
+def _skipped_queries(layout: SegmentLayout, shared: Tensor) -> list[int]:
+    """Returns how many of each segment's first tokens its row has no query for, [P].
+
+    These are its shared tokens, whose queries the root's row has. Without them the kernel needs a mask and computes all of its cells
+    instead of half, so this pays where at least half of the segment is shared. A GPU's fused kernel would not take such a mask.
+    """
+    if layout.positions.is_cuda:
+        return [0] * len(layout.host_lengths)
+    return [
+        count if 2 * count >= length else 0
+        for count, length in zip(shared.tolist(), layout.host_lengths, strict=True)
+    ]
+
+
+def similar_lengths(lengths: Sequence[int], kinds: Sequence[bool]) -> list[list[int]]:
+    """Returns the indices of `lengths` in batches of one kind. The longest of a batch is less than 1.25 times as long as its shortest.
 
     Attention to a row takes the square of the batch's width, so one batch of 1 long and 100 short segments would
     mostly compute padding. Many batches of few rows are slow too: a factor of 1.1 takes longer where lengths vary by ten times.
     """
     batches: list[list[int]] = []
     width = 0
-    longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])  # stable
+    longest_first = sorted(range(len(lengths)), key=lambda i: (kinds[i], -lengths[i]))  # stable
     for index in longest_first:
-        if not batches or 5 * lengths[index] <= 4 * width:
+        is_new = not batches or kinds[index] != kinds[batches[-1][0]]
+        if is_new or 5 * lengths[index] <= 4 * width:
             batches.append([])
             width = lengths[index]
         batches[-1].append(index)
@@ -116,7 +148,7 @@ class PackedSDPA(VarlenAttention):
 
     The segments become right-padded batches. Padded keys come after all queries of their row, so the causal mask
     excludes them and the fused kernel needs no mask tensor. Each row contains the tokens that its segment shares
-    with others.
+    with others, and on a CPU leaves out their queries where that is faster.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -152,19 +184,26 @@ class PackedSDPA(VarlenAttention):
         v_packed = v_BLNH.flatten(0, 1).flatten(1).float()  # [T, Nkv*H]
         cells: list[Tensor] = []
         for batch in attention_masks.batches:
-            q = _to_rows(q_packed, batch, H)  # [R, N, W, H]
-            k = _to_rows(k_packed, batch, H)  # [R, Nkv, W, H]
-            v = _to_rows(v_packed, batch, H)  # [R, Nkv, W, H]
-            out = self._attend(q, k, v, scale=scale, enable_gqa=enable_gqa)  # [R, N, W, H]
-            out = out.transpose(1, 2)  # [R, W, N, H]
-            cells.append(out.flatten(0, 1).flatten(1))  # [R*W, N*H]
-        out = F.embedding(attention_masks.cell, torch.cat(cells))  # [T, N*H]
+            q = _to_rows(q_packed, batch.queries, batch.num_queries, H)  # [R, N, Q, H]
+            k = _to_rows(k_packed, batch.source, batch.width, H)  # [R, Nkv, W, H]
+            v = _to_rows(v_packed, batch.source, batch.width, H)  # [R, Nkv, W, H]
+            out = self._attend(q, k, v, batch.mask, scale=scale, enable_gqa=enable_gqa)
+            out = out.transpose(1, 2)  # [R, Q, N, H]
+            cells.append(out.flatten(0, 1).flatten(1))  # [R*Q, N*H]
+        out = F.embedding(attention_masks.query, torch.cat(cells))  # [T, N*H]
         return out.to(q_BLNH.dtype).reshape(q_BLNH.shape)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, enable_gqa: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        *,
+        scale: float | None,
+        enable_gqa: bool,
     ) -> Tensor:
-        """q [R, N, W, H], k and v [R, Nkv, W, H] -> [R, N, W, H]."""
+        """q [R, N, Q, H], k and v [R, Nkv, W, H], mask of a PaddedBatch -> [R, N, Q, H]."""
         # No fused float32 kernel takes grouped heads; the other keeps [R, N, W, W] scores.
         if enable_gqa and q.is_cuda:
             repeats = q.shape[1] // k.shape[1]
@@ -172,21 +211,24 @@ class PackedSDPA(VarlenAttention):
             v = v.repeat_interleave(repeats, 1)  # [R, N, W, H]
             enable_gqa = False
         before = self.window_size[0]
-        width = q.shape[2]
-        band = None
+        width = k.shape[2]
         if 0 <= before < width - 1:  # a sliding window, shorter than the longest segment
-            band = torch.ones(width, width, dtype=torch.bool, device=q.device)  # [W, W]
-            band = band.tril().triu(-before)  # [W, W]
+            if mask is None:
+                mask = torch.full((width, width), -torch.inf, device=q.device).triu(1)  # [W, W]
+            hidden = mask != 0  # [R, 1, Q, W] or [W, W]
+            # A token is too old for a query that attends to the one `before` + 1 later.
+            too_old = F.pad(~hidden[..., before + 1 :], (0, before + 1))
+            mask = mask.masked_fill(too_old, -torch.inf)
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=band, is_causal=band is None, scale=scale, enable_gqa=enable_gqa
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=enable_gqa
         )
 
 
-def _to_rows(flat: Tensor, batch: PaddedBatch, head_dim: int) -> Tensor:
-    """[T, N*H] -> [R, N, W, H]."""
+def _to_rows(flat: Tensor, source: Tensor, width: int, head_dim: int) -> Tensor:
+    """[T, N*H], source [R * width] -> [R, N, width, H]."""
     # An embedding lookup's backward sums the gradients of a token's copies in a fixed order.
-    cells = F.embedding(batch.source, flat)  # [R*W, N*H]
-    rows = cells.unflatten(0, (-1, batch.width))  # [R, W, N*H]
+    cells = F.embedding(source, flat)  # [R*width, N*H]
+    rows = cells.unflatten(0, (-1, width))  # [R, width, N*H]
     return rows.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 

@@ -36,20 +36,25 @@ def test_packed_attention_equals_causal_attention_of_each_sequence(lengths):
 
 
 def test_batches_hold_sequences_of_similar_lengths():
-    assert similar_lengths([20, 17, 16, 13, 3]) == [[0, 1], [2, 3], [4]]
-    assert similar_lengths([7, 8, 7]) == [[0, 1, 2]]
+    assert similar_lengths([20, 17, 16, 13, 3], [False] * 5) == [[0, 1], [2, 3], [4]]
+    assert similar_lengths([7, 8, 7], [True, False, True]) == [[1], [0, 2]]
 
 
-def test_sequence_with_a_shared_prefix_attends_as_if_it_had_its_own_copy():
+@pytest.mark.parametrize("window", [(-1, 0), (2, 0)])
+def test_sequence_with_a_shared_prefix_attends_as_if_it_had_its_own_copy(window):
     torch.manual_seed(0)
-    layout = SegmentLayout.of([5, 2, 1, 3, 1], [0, 2, 2, 0, 1], device="cpu")
-    assert layout.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 2, 0, 1, 2, 1]
-    whole = [0, 1, 2, 3, 4, 0, 1, 5, 6, 0, 1, 7, 8, 9, 10, 8, 11]  # each sequence with all of its tokens
-    own = [0, 1, 2, 3, 4, 7, 8, 11, 12, 13, 14, 16]  # the places there of the pack's
-    lengths = [5, 4, 3, 3, 2]
-    qkv = [torch.randn(1, 12, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
-    attention = PackedSDPA.Config().build()
-    found = attention(*qkv, attention_masks=PackedRows.of(layout), enable_gqa=True)
+    layout = SegmentLayout.of([5, 2, 4, 1, 3, 1], [0, 2, 2, 2, 0, 1], device="cpu")
+    assert layout.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 2, 3, 4, 5, 2, 0, 1, 2, 1]
+    # Each sequence with all of its tokens, and the places there of the pack's.
+    whole = [0, 1, 2, 3, 4, 0, 1, 5, 6, 0, 1, 7, 8, 9, 10, 0, 1, 11, 12, 13, 14, 12, 15]
+    own = [0, 1, 2, 3, 4, 7, 8, 11, 12, 13, 14, 17, 18, 19, 20, 22]
+    lengths = [5, 4, 6, 3, 3, 2]
+    qkv = [torch.randn(1, 16, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
+    attention = PackedSDPA.Config(window_size=window).build()
+    masks = PackedRows.of(layout)
+    # At least half of the 4, 3 and 2 tokens are shared.
+    assert [batch.num_queries for batch in masks.batches] == [6, 3, 2, 1, 1]
+    found = attention(*qkv, attention_masks=masks, enable_gqa=True)
     rows = PackedRows.of(SegmentLayout.of(lengths, device="cpu"))
     expected = attention(*(t[:, whole] for t in qkv), attention_masks=rows, enable_gqa=True)[:, own]
     torch.testing.assert_close(found, expected)
