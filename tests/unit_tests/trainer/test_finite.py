@@ -27,7 +27,7 @@ def test_finite_values_pass_the_check(parts):
     assert fault_in(*parts) is None
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_non_finite_cause_is_reported_before_its_effects(parts, value):
     model, (optimizer,) = parts
     model[1].weight.grad[0, 0] = value
