@@ -9,7 +9,9 @@ import torch
 
 from torchtitan_rl.types import Completion, ScoredCompletion, Trace, TurnRecord
 
-_TYPES = [Completion, ScoredCompletion, Trace, TurnRecord]
+_TYPES = [Completion, ScoredCompletion, Trace, TurnRecord, np.ndarray, np.dtype]
+_TYPES += [type(np.dtype(name)) for name in ("f4", "f8", "i4", "i8", "u1", "?")]
+_TYPES += [value.__reduce__()[0] for value in (np.zeros(0), np.float32(0))]  # in a private module
 
 
 def to_text(value: Any) -> str:
@@ -23,10 +25,5 @@ def to_text(value: Any) -> str:
 
 def from_text(text: str) -> Any:
     """Returns what `to_text` was given."""
-    makers = [
-        np.zeros(0).__reduce__()[0],
-        np.float32(0).__reduce__()[0],
-    ]  # numpy's, in a private module
-    dtypes = [type(np.dtype(name)) for name in ("f4", "f8", "i4", "i8", "u1", "?")]
-    with torch.serialization.safe_globals([*_TYPES, np.ndarray, np.dtype, *makers, *dtypes]):
+    with torch.serialization.safe_globals(_TYPES):
         return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
