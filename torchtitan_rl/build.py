@@ -44,8 +44,7 @@ from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.observe.evaluation_results import results_folder
 from torchtitan_rl.observe.metrics.throughput import SplitNotice, TokenFlops
-from torchtitan_rl.observe.observer import RunObserver
-from torchtitan_rl.observe.unfinished import UnfinishedStep
+from torchtitan_rl.observe.observer import RankObserver, RunObserver
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.find_scorers import find_scorers
 from torchtitan_rl.rewards.workers import WorkerPool
@@ -71,11 +70,11 @@ from torchtitan_rl.run.start_checkpoint import (
     unlike_its_file,
 )
 from torchtitan_rl.run.teacher_folder import prepare_teachers
-from torchtitan_rl.sampler import FarSampler, OrderedSampler, Sampler
+from torchtitan_rl.sampler import FarSampler, Sampler
 from torchtitan_rl.state import RunState
 from torchtitan_rl.sync.in_process import InProcess
 from torchtitan_rl.sync.lora_engine import lora_options, lora_request
-from torchtitan_rl.sync.other_ranks import OrderedEngine, OtherRanks
+from torchtitan_rl.sync.other_ranks import OtherRanks
 from torchtitan_rl.sync.weight_sync import WeightSync
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import Collisions, PolicyAverage, Reference
@@ -498,12 +497,8 @@ def _build_sampler(
     if link is None:
         sampler = Sampler(parts.generator, step_sampler, parts.grader, observer.keep)
         return sampler, {"in_flight": step_sampler}
-    far = FarSampler(
-        link,
-        step_sampler,
-        ahead=config.generator.ahead > 0,
-        record=observer.recorder.collector.add,
-    )
+    record, ahead = observer.recorder.collector.add, config.generator.ahead > 0
+    far = FarSampler(link, step_sampler, ahead=ahead, record=record)
     return far, {"in_flight": step_sampler, "ahead": far}
 
 
@@ -523,23 +518,14 @@ def _build_generator_rank(
     lora = Lora.of(config.trainer.lora)
     with phase("start the vLLM engine"):
         generator = _build_generator(config, tokenizer, environments, lora)
-    recorder = _build_recorder(config, tokenizer, run_folder, gather=None)
-    unfinished = UnfinishedStep()
+    observer = RankObserver(_build_recorder(config, tokenizer, run_folder))
     in_flight = config.in_flight.build(generator=generator, stream=prompts)
-    sampler = Sampler(generator, in_flight, grader, unfinished.keep)
-    parts = {
-        "engines": OrderedEngine(link, generator, lora),
-        "sampler": OrderedSampler(sampler, lambda: recorder.collector.drain().state_dict()),
-    }
-    write_unfinished = partial(recorder.write_unfinished, unfinished)
-    return GeneratorRank(link, parts, sampler, write_unfinished, stop_requested)
+    sampler = Sampler(generator, in_flight, grader, observer.keep)
+    return GeneratorRank(link, sampler, lora, observer, stop_requested)
 
 
 def _build_recorder(
-    config: "RunConfig",
-    tokenizer: "PreTrainedTokenizerBase",
-    run_folder: Path,
-    gather: Callable[[Any], list[Any] | None] | None,
+    config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path
 ) -> "Recorder":
     code, _ = repositories([CHECKOUT, caller_folder()])
     return config.metrics.build(
@@ -548,15 +534,15 @@ def _build_recorder(
         run_config={"code": code, **without_secrets(described(config))},
         total_steps=config.num_steps,
         rank=int(os.environ["RANK"]),
-        gather=gather,
+        gather=_gather if dist.get_world_size() > 1 else None,
         decode=tokenizer.decode,
     )
 
 
 def _build_observer(config: "RunConfig", parts: Parts, run_folder: Path) -> RunObserver:
-    gather, own = _gather if dist.get_world_size() > 1 else None, config.generator
+    own = config.generator
     return RunObserver(
-        _build_recorder(config, parts.tokenizer, run_folder, gather),
+        _build_recorder(config, parts.tokenizer, run_folder),
         algorithm=parts.algorithm,
         prompts=parts.prompts,
         token_flops=TokenFlops.of(config.model_spec.model, parts.trainer.model),

@@ -21,17 +21,14 @@ from torchtitan_rl.events import waiting
 
 BUCKET_BYTES = 2**28
 """Most bytes of weights in one broadcast, if no tensor alone has more."""
-
-
 LONGEST_WAIT = timedelta(days=1)
 """For the other side's step. It may take any time: a rank that hangs in it is its node's watchdog's to end."""
 
 
 class Order(NamedTuple):
-    """A call that the generators carry out."""
+    """A call of a `GeneratorRank`'s method."""
 
     step: int
-    part: str
     method: str
     arguments: dict[str, Any]
 
@@ -42,7 +39,7 @@ class Link:
     def __init__(self, num_generators: int, timeout: timedelta) -> None:
         """Split the job's default group: the last `num_generators` ranks sample. Collective for the whole job."""
         rank, size, backend = dist.get_rank(), dist.get_world_size(), dist.get_backend_config()
-        first = size - num_generators  # the generators' first rank
+        self._first = first = size - num_generators  # the generators' first rank
         self.samples = rank >= first
         dist.destroy_process_group()
         store, _, _ = next(dist.rendezvous("env://"))
@@ -54,71 +51,68 @@ class Link:
             world_size=len(here),
             timeout=timeout,
         )
-        self._first = first
         # No groups of torch.distributed, whose ranks are those of a default group.
         words = dist.PrefixStore("orders", store)
         self._words = ProcessGroupGloo(words, rank, size, timeout=LONGEST_WAIT)
         self.stopped = 0
-        """The newest signal that asks the job to end of which the sides have told each other, 0 for none: the same on every rank."""
+        """The signal that asks the job to end and has reached a generator's rank, 0 for none: the same on every rank."""
         self._weights = None
         if rank == 0 or self.samples:
             place = max(0, rank - first + 1)  # rank 0 sends
             weights = dist.PrefixStore("weights", store)
             self._weights = _device_group(weights, place, num_generators + 1, timeout)
 
-    def order(self, order: Order | None = None, stopped: int = 0) -> Order | None:
-        """Returns the trainers' order on every rank of the job, which rank 0 gives, with `stopped`; None: there are no more."""
+    def order(self, order: Order | int = 0) -> Order | int:
+        """Returns the trainers' order on every rank of the job, which rank 0 gives. The last one is the number of the signal that has
+        ended training, or 0."""
         with waiting("idle_generator") if self.samples else nullcontext():
-            return self._say(order, stopped, 0)
+            return _broadcast(self._words, order, 0, "cpu")
 
     def answer(self, value: Any = None, stopped: int = 0) -> Any:
         """Returns the generators' answer on every rank of the job, which their first rank gives, with `stopped`."""
         with nullcontext() if self.samples else waiting("idle_trainer"):
-            return self._say(value, stopped, self._first)
+            value, self.stopped = _broadcast(self._words, (value, stopped), self._first, "cpu")
+        return value
 
-    def call(self, step: int, part: str, method: str, **arguments: Any) -> Any:
+    def call(self, step: int, method: str, **arguments: Any) -> Any:
         """Give an order and wait for the answer. On the trainers."""
-        self.order(Order(step, part, method, arguments))
+        self.order(Order(step, method, arguments))
         return self.answer()
 
     def send(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Send named tensors to every generator, in buckets. Every trainer calls it, as the iterator may be collective; rank 0
-        sends."""
+        """Send named tensors of one dtype to every generator, in buckets. Every trainer calls it, as the iterator may be collective;
+        rank 0 sends."""
         bucket: list[tuple[str, Tensor]] = []
         size = 0
         for name, tensor in tensors:
             if self._weights is None:
                 continue
-            other = bool(bucket) and bucket[0][1].dtype != tensor.dtype
-            if bucket and (other or size + tensor.nbytes > BUCKET_BYTES):
+            if bucket and size + tensor.nbytes > BUCKET_BYTES:
                 self._send(bucket)
                 bucket, size = [], 0
             bucket.append((name, tensor.detach().clone()))  # FSDP frees a block after its last
             size += tensor.nbytes
         if self._weights is not None:
-            for last in (bucket, []) if bucket else ([],):
-                self._send(last)
+            if bucket:
+                self._send(bucket)
+            _broadcast(self._weights, None, 0, DEVICE_TYPE)
 
     def receive(self) -> Iterator[tuple[str, Tensor]]:
         """Yields what `send` sends. On the generators."""
-        while layout := _broadcast(self._weights, None, 0, DEVICE_TYPE):
-            sizes = [math.prod(shape) for _, shape, _ in layout]
-            flat = torch.empty(sum(sizes), dtype=layout[0][2], device=DEVICE_TYPE)  # [elements]
+        while bucket := _broadcast(self._weights, None, 0, DEVICE_TYPE):
+            names, shapes, dtype = bucket
+            sizes = [math.prod(shape) for shape in shapes]
+            flat = torch.empty(sum(sizes), dtype=dtype, device=DEVICE_TYPE)  # [elements]
             self._weights.broadcast(flat, 0).wait()
-            for (name, shape, _), part in zip(layout, flat.split(sizes), strict=True):
+            for name, shape, part in zip(names, shapes, flat.split(sizes), strict=True):
                 yield name, part.view(shape)
 
     def _send(self, bucket: list[tuple[str, Tensor]]) -> None:
-        layout = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in bucket]
-        _broadcast(self._weights, layout, 0, DEVICE_TYPE)
-        if bucket:
-            flat = torch.cat([tensor.flatten() for _, tensor in bucket])  # [elements]
-            self._weights.broadcast(flat, 0).wait()
-
-    def _say(self, value: Any, stopped: int, root: int) -> Any:
-        value, stopped = _broadcast(self._words, (value, stopped), root, "cpu")
-        self.stopped = stopped or self.stopped
-        return value
+        names, tensors = zip(*bucket)
+        flat = torch.cat([tensor.flatten() for tensor in tensors])  # [elements]
+        shapes = [tensor.shape for tensor in tensors]
+        _broadcast(self._weights, (names, shapes, flat.dtype), 0, DEVICE_TYPE)
+        self._weights.broadcast(flat, 0).wait()
 
 
 def _device_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
@@ -138,9 +132,7 @@ def _broadcast(group: Any, value: Any, root: int, device: str) -> Any:
     data = pickle.dumps(value, protocol=5) if is_root else b""
     length = torch.tensor([len(data)], device=device)  # [1]
     group.broadcast(length, root).wait()
-    if is_root:
-        row = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)  # [bytes]
-    else:
-        row = torch.empty(int(length), dtype=torch.uint8, device=device)  # [bytes]
+    row = bytearray(data if is_root else int(length))
+    row = torch.frombuffer(row, dtype=torch.uint8).to(device)  # [bytes]
     group.broadcast(row, root).wait()
     return value if is_root else pickle.loads(row.cpu().numpy())

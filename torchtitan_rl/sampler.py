@@ -148,7 +148,7 @@ class FarSampler:
         self, new: Sequence[Prompt], needed: int, *, round: int, state: TrainerState
     ) -> Scored:
         if self._batch is None:
-            self._begin(new, needed, round=round, state=state)
+            self._begin(new, needed, round, state)
             self.arrive()
         batch, self._batch = self._batch, None
         return [_at_step(group, state.global_step) for group in self._taken(batch)]
@@ -161,13 +161,14 @@ class FarSampler:
         *,
         state: TrainerState,
     ) -> Scored:
-        asked = {"prompts": prompts, "sampling": sampling, "its_pass": its_pass, "state": state}
-        return self._taken(self._link.call(state.global_step, "sampler", "held_out", **asked))
+        asked = {"prompts": prompts, "sampling": sampling, "its_pass": its_pass}
+        self._order("held_out_groups", state, **asked)
+        return self._taken(self._link.answer())
 
     def go_ahead(self, stream: PromptStream, needed: int, *, state: TrainerState) -> None:
         """Let the generators sample the groups of `state.global_step`, the next one, until `arrive`."""
         if self._ahead and state.global_step <= state.max_steps:
-            self._begin(self.draw(stream, needed), needed, round=0, state=state)
+            self._begin(self.draw(stream, needed), needed, 0, state)
 
     def arrive(self) -> None:
         """Wait for what has been begun."""
@@ -178,7 +179,7 @@ class FarSampler:
 
     def close(self, stopped: int = 0) -> None:
         """End the generators' ranks. stopped: the signal that has ended training, with which they end too."""
-        self._link.order(None, stopped)
+        self._link.order(stopped)
 
     def state_dict(self) -> dict[str, Any]:
         """The groups that are sampled and not yet trained on, with what was recorded meanwhile, as text; None without any. A prompt is
@@ -201,10 +202,13 @@ class FarSampler:
             groups = [Group(prompt=prompt_at(*place), samples=samples) for place, samples in stored]
             self._batch = Answered(groups, self._in_flight.carried, recorded)
 
-    def _begin(self, new: Sequence[Prompt], needed: int, **asked: Any) -> None:
-        asked |= {"new": new, "carried": self._in_flight.carried, "needed": needed}
-        self._link.order(Order(asked["state"].global_step, "sampler", "train", asked))
+    def _begin(self, new: Sequence[Prompt], needed: int, round: int, state: TrainerState) -> None:
+        self._order("training_groups", state, new=new, needed=needed, round=round)
         self._under_way = True
+
+    def _order(self, groups: str, state: TrainerState, **asked: Any) -> None:
+        asked |= {"groups": groups, "carried": self._in_flight.carried, "state": state}
+        self._link.order(Order(state.global_step, "sample", asked))
 
     def _taken(self, batch: Answered) -> Scored:
         for recorded in batch.recorded:
@@ -223,22 +227,3 @@ def _at_step(group: Group[ScoredCompletion], step: int) -> Group[ScoredCompletio
             completion = replace(completion, policy_version=step - 1, token_versions=versions)
         samples.append(replace(sample, completion=completion))
     return Group(prompt=group.prompt, samples=samples)
-
-
-class OrderedSampler:
-    """Carries out a `FarSampler`'s orders on a generator's rank."""
-
-    def __init__(self, sampler: Sampler, drain: Callable[[], Any]) -> None:
-        """`drain`: returns what this rank has recorded since the last call."""
-        self._sampler, self._drain = sampler, drain
-
-    def train(self, carried: dict[int, Carried], state: TrainerState, **asked: Any) -> Answered:
-        self._sampler.step_sampler.carried = carried
-        return self._answer(self._sampler.training_groups(state=state.on_this_rank(), **asked))
-
-    def held_out(self, state: TrainerState, **asked: Any) -> Answered:
-        return self._answer(self._sampler.held_out_groups(state=state.on_this_rank(), **asked))
-
-    def _answer(self, groups: Scored) -> Answered:
-        recorded = comm.all_gather_lists([self._drain()])
-        return Answered(groups, self._sampler.step_sampler.carried, recorded)

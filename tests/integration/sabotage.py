@@ -33,11 +33,13 @@ from tests.parts.pushes import Policy  # noqa: E402
 from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharded_policy  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.link import Link  # noqa: E402
+from torchtitan_rl.generator_rank import GeneratorRank  # noqa: E402
+from torchtitan_rl.link import Link, Order  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
+from torchtitan_rl.sampler import Sampler  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES, InProcess  # noqa: E402
-from torchtitan_rl.sync.other_ranks import OrderedEngine, OtherRanks  # noqa: E402
+from torchtitan_rl.sync.other_ranks import OtherRanks  # noqa: E402
 from torchtitan_rl.sync.probe import distances  # noqa: E402
 from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSync, WeightSyncError  # noqa: E402
 from torchtitan_rl.types import FloatArray, IntArray, Prompt  # noqa: E402
@@ -93,11 +95,12 @@ class Engine:
 
     def carry_out_orders(self) -> None:
         """On ranks that have the engines of others. An error is answered; in a run it ends its rank, and the job."""
-        parts = {"engines": OrderedEngine(self.link, self.generator, None), "engine": self}
-        while (order := self.link.order()) is not None:
+        rank = GeneratorRank(self.link, Sampler(self.generator, None, None, None), None, None, lambda: 0)
+        while isinstance(order := self.link.order(), Order):
             value, errors = None, []
             try:
-                value = getattr(parts[order.part], order.method)(**order.arguments)
+                part = rank if hasattr(rank, order.method) else self
+                value = getattr(part, order.method)(**order.arguments)
             except RuntimeError as error:
                 errors.append(error)
             self.link.answer(next(iter(comm.all_gather_lists(errors)), value))
@@ -110,10 +113,10 @@ class FarEngine:
         self._link = link
 
     def close(self) -> None:
-        self._link.order(None)
+        self._link.order(0)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        return partial(self._link.call, 0, "engine", method)
+        return partial(self._link.call, 0, method)
 
 
 class TellingLink(Link):

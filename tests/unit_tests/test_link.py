@@ -19,21 +19,19 @@ from torchtitan_rl import link as link_module
 from torchtitan_rl.generator_rank import GeneratorRank
 from torchtitan_rl.link import Link, Order
 from torchtitan_rl.rewards.trainer_state import TrainerState
-from torchtitan_rl.sampler import FarSampler, OrderedSampler
+from torchtitan_rl.sampler import FarSampler
 from torchtitan_rl.types import Group, Prompt
 
 SHAPES = [(3,), (2, 4), (), (5, 5), (7,), (1, 3), (0,), (200,), (2, 2)]
-DTYPES = [torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float32]
-BUCKETS = [[0, 1, 2], [3], [4, 5, 6], [7], [8], []]
-"""Of at most 100 bytes and one dtype, if no tensor alone is larger; the last ends the push."""
+BUCKETS = [[0, 1, 2], [3], [4, 5, 6], [7], [8]]
+"""Of at most 50 bytes, if no tensor alone is larger."""
 TIMEOUT = timedelta(seconds=60)
 
 
 def weights():
-    """Named tensors of two dtypes."""
+    """Named tensors."""
     for i, shape in enumerate(SHAPES):
-        values = torch.arange(i, i + math.prod(shape)).view(shape)
-        yield f"tensor {i}", values.to(DTYPES[i % len(DTYPES)])
+        yield f"tensor {i}", torch.arange(i, i + math.prod(shape), dtype=torch.bfloat16).view(shape)
 
 
 def freed_weights():
@@ -51,28 +49,27 @@ class ShownBuckets(Link):
         super()._send(bucket)
 
 
-class Part:
-    """What the generators carry out."""
-
-    def __init__(self, link, signals):
-        self._link, self._signals = link, signals
+class Rank(GeneratorRank):
+    """With orders that show what arrives."""
 
     def double(self, array):
         array *= 2  # what arrives can be written into
         return array, dist.get_rank(), dist.get_world_size()
 
-    def receive(self):
+    def receive_weights(self):
         assert list(self._link.receive()) == []
         for (name, tensor), (expected, value) in zip(self._link.receive(), weights(), strict=True):
             assert (name, tensor.dtype, tensor.shape) == (expected, value.dtype, value.shape)
             assert torch.equal(tensor, value)
 
     def stop(self):
-        self._signals.append(15)  # as a signal to this rank alone would
+        self.observer.signals.append(15)  # as a signal to this rank alone would
 
 
 class Samples:
     """In place of an engine: a step's groups and what it carries to the next say what was asked."""
+
+    generator = None
 
     def __init__(self):
         self.step_sampler = SimpleNamespace(carried={})
@@ -133,7 +130,7 @@ def train_one_ahead(link):
 
 
 def join(rank, port):
-    link_module.BUCKET_BYTES = 100
+    link_module.BUCKET_BYTES = 50
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="4")
     dist.init_process_group("gloo", timeout=TIMEOUT)
     link = ShownBuckets(2, TIMEOUT)
@@ -143,28 +140,27 @@ def join(rank, port):
 
 def generate(link, rank):
     signals = []
-    ordered = OrderedSampler(Samples(), lambda: f"rank {dist.get_rank()}")
-    parts = {"part": Part(link, signals if rank == 3 else []), "sampler": ordered}
-    generators = GeneratorRank(link, parts, None, lambda: None, lambda: max(signals, default=0))
+    observer = SimpleNamespace(hand_over=lambda: f"rank {dist.get_rank()}", signals=signals if rank == 3 else [])
+    generators = Rank(link, Samples(), None, observer, lambda: max(signals, default=0))
     assert generators.run() == 15
     assert generators.run() == 10
 
 
 def train(link, rank):
     array = np.arange(3)
-    doubled, first, size = link.call(1, "part", "double", array=array)
+    doubled, first, size = link.call(1, "double", array=array)
     assert (doubled.tolist(), first, size, link.stopped) == ([0, 2, 4], 0, 2, 0)
     assert array.tolist() == [0, 1, 2]
     assert (dist.get_rank(), dist.get_world_size()) == (rank, 2)
-    link.order(Order(2, "part", "receive", {}))
+    link.order(Order(2, "receive_weights", {}))
     link.send(())
     link.send(freed_weights())
     link.answer()
-    assert link.buckets == ([[], *BUCKETS] if rank == 0 else [])
+    assert link.buckets == (BUCKETS if rank == 0 else [])
     train_one_ahead(link)
-    link.call(3, "part", "stop")
+    link.call(3, "stop")
     assert link.stopped == 15  # on every trainer, though only the last generator got the signal
-    link.order(None)
+    link.order(15)
     # A signal to trainers alone.
     FarSampler(link, SimpleNamespace(), ahead=True, record=None).close(10)
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from torchtitan_rl import sampler
+from torchtitan_rl import generator_rank
+from torchtitan_rl.generator_rank import GeneratorRank
 from torchtitan_rl.observe.collector import Collector
 from torchtitan_rl.observe.reduce import Reduce
 from torchtitan_rl.observe.select import Selection
-from torchtitan_rl.rewards import trainer_state
 from torchtitan_rl.rewards.trainer_state import TrainerState
 from torchtitan_rl.sampler import Answered, FarSampler, _at_step
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion
@@ -85,16 +85,17 @@ def test_nothing_is_sampled_ahead_of_the_last_step():
 def test_reward_functions_of_the_first_generator_count_as_rank_0_s(rank, monkeypatch):
     seen = []
     stub = SimpleNamespace(
+        generator=None,
         step_sampler=SimpleNamespace(carried={}),
         training_groups=lambda *, state: seen.append(state),
         held_out_groups=lambda *, state: seen.append(state),
     )
     monkeypatch.setenv("LOCAL_RANK", str(rank + 2))
-    monkeypatch.setattr(trainer_state.dist, "get_rank", lambda: rank)
-    monkeypatch.setattr(sampler.comm, "all_gather_lists", list)
-    ordered, state = sampler.OrderedSampler(stub, dict), TrainerState(global_step=3)  # as the trainers' rank 0 sends it
-    ordered.train(carried={}, state=state)
-    ordered.held_out(state=state)
+    monkeypatch.setattr(generator_rank.dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(generator_rank.comm, "all_gather_lists", list)
+    generators = GeneratorRank(None, stub, None, SimpleNamespace(hand_over=dict), None)
+    for groups in ("training_groups", "held_out_groups"):
+        generators.sample(groups, carried={}, state=TrainerState(global_step=3))  # as the trainers' rank 0 sends it
     assert [one.global_step for one in seen] == [3, 3]
     for one in seen:
         assert one.is_world_process_zero == one.is_local_process_zero == (rank == 0)

@@ -169,9 +169,9 @@ def _carry_out(controller: "Controller | GeneratorRank", run_folder: Path) -> in
     from torchtitan_rl.generator_rank import GeneratorRank
     from torchtitan_rl.observe.evaluation_results import print_results, results_folder
 
-    if isinstance(controller, GeneratorRank):
-        return controller.run()
     try:
+        if isinstance(controller, GeneratorRank):
+            return controller.run()
         if not controller.config.eval_only:
             stopped = controller.run()
             if not stopped:

@@ -60,7 +60,32 @@ if TYPE_CHECKING:
     from torchtitan_rl.trainer.optimizer import UpdateReport
 
 
-class RunObserver:
+class RankObserver:
+    """Keeps samples until their step is whole, for the case that it fails."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self._unfinished = recorder, UnfinishedStep()
+
+    def keep(
+        self,
+        groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]],
+        *,
+        step: int,
+        split: str,
+    ) -> None:
+        self._unfinished.keep(groups, step=step, split=split)
+
+    def hand_over(self) -> dict[str, Any]:
+        """Returns what was recorded since the last call, for `Collector.add` on another rank. That rank has the samples too."""
+        self._unfinished = UnfinishedStep()
+        return self.recorder.collector.drain().state_dict()
+
+    def close(self) -> None:
+        self.recorder.write_unfinished(self._unfinished)
+        self.recorder.close()
+
+
+class RunObserver(RankObserver):
     """The `Observer` of a training run."""
 
     def __init__(
@@ -73,22 +98,12 @@ class RunObserver:
         results_folder: Path,
         split_notice: SplitNotice | None = None,
     ) -> None:
-        self.recorder = recorder
+        super().__init__(recorder)
         self._algorithm = algorithm
         self._prompts = prompts
         self._token_flops = token_flops
         self._results_folder = results_folder
         self._idle_notice, self._split_notice = IdleNotice(), split_notice
-        self._unfinished = UnfinishedStep()
-
-    def keep(
-        self,
-        groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]],
-        *,
-        step: int,
-        split: str,
-    ) -> None:
-        self._unfinished.keep(groups, step=step, split=split)
 
     def step(
         self, groups: Sequence[Group[Episode]], update: "UpdateReport", state: "RunState"
@@ -175,10 +190,6 @@ class RunObserver:
 
     def flush(self, step: int) -> None:
         self.recorder.flush(step)
-
-    def close(self) -> None:
-        self.recorder.write_unfinished(self._unfinished)
-        self.recorder.close()
 
 
 def record_evaluation(

@@ -1,10 +1,8 @@
 """What reward functions get to know of the run."""
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
-
-import torch.distributed as dist
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +45,3 @@ class TrainerState:
     trial_name: str | None = None
     trial_params: dict[str, Any] | None = None
     stateful_callbacks: dict[str, Any] = field(default_factory=dict)
-
-    def on_this_rank(self) -> "TrainerState":
-        """Returns the state on a rank that only samples: the first of these counts as rank 0."""
-        first = dist.get_rank() == 0
-        local = first or os.environ.get("LOCAL_RANK", "0") == "0"
-        return replace(self, is_world_process_zero=first, is_local_process_zero=local)

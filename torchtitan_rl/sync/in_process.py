@@ -82,17 +82,17 @@ class InProcess:
         return self._generator.asleep
 
     def copies(self, side: int, *, packed: bool) -> Tensor:
-        """See `EngineWeights.copies`. `side`: 0 the base, 1 the adapter."""
-        return self._sides[side].copies(packed=packed)
+        """See `EngineWeights.copies`; on the CPU. `side`: 0 the base, 1 the adapter."""
+        return self._sides[side].copies(packed=packed).cpu()
 
     def checksums(self, side: int, *, packed: bool) -> Tensor:
-        """Returns each engine's checksums, summed over its copies and its ranks, [engines, names] int64. Collective."""
+        """Returns each engine's checksums, summed over its copies and its ranks, [engines, names] int64 on the CPU. Collective."""
         mine = self._sides[side].checksums(packed=packed)  # [names] this rank's part
         generator = self._generator
         of_engines = mine.new_zeros(generator.num_replicas, len(mine))
         of_engines[generator.replica] = mine
         dist.all_reduce(of_engines)
-        return of_engines
+        return of_engines.cpu()
 
     def faults(self) -> dict[str, str]:
         """Returns {name: fault} of what any rank's engine computes with beside its weights. Collective."""

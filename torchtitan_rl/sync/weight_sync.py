@@ -164,7 +164,7 @@ class WeightSync(Configurable):
             of_policy = policy.checksums(self._engine.dtype, due)  # [names] this rank's part
             dist.all_reduce(of_policy)
             of_engines = self._engine.checksums(side, packed=packed)  # [engines, names]
-            differs = (of_engines != of_policy * copies).any(0).tolist()  # [names]
+            differs = (of_engines != of_policy.cpu() * copies).any(0).tolist()  # [names]
             wrong += [name for name, other in zip(policy.shapes, differs, strict=True) if other]
         return wrong
 
