@@ -59,7 +59,7 @@ class Collection:
         collection = cls(tables=state["tables"])
         for key, (reduction, values) in state["series"].items():
             collection.series[key] = series_of(Reduce(reduction))
-            collection.series[key].load_state_dict(values)
+            vars(collection.series[key]).update(values)
         return collection
 
     def values(self) -> dict[str, float]:

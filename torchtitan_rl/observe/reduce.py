@@ -111,12 +111,9 @@ class Series:
             self._state = FORMULAS[self.reduction].merge(other._state, self._state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the values and arrays that `load_state_dict` restores."""
+        """Returns the values and arrays of the state."""
         left_out = ("reduction", "_random")
         return {name: value for name, value in vars(self).items() if name not in left_out}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
 
     def values(self, key: str) -> dict[str, float]:
         """The numbers to show, by name. Without a finite value, only the count of non-finite values."""
