@@ -229,7 +229,7 @@ class Controller(Configurable):
         for sampling_round in range(1 + self.algorithm.refill_rounds):
             new = self.sampler.draw(self.prompts, missing, first_idx=len(scored))
             groups = self.sampler.training_groups(
-                new, missing, round=sampling_round, state=self._trainer_state()
+                new, missing, sampling_round, state=self._trainer_state()
             )
             scored += self._checked(groups, split="train")
             missing = wanted - sum(credit.group_left_out(group) is None for group in scored)

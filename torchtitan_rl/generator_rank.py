@@ -29,11 +29,7 @@ class GeneratorRank:
         observer: Any,
         stop_requested: Callable[[], int],
     ) -> None:
-        """
-        Args:
-            observer: keeps what is recorded and sampled until it is answered.
-            stop_requested: see `Controller`.
-        """
+        """`observer`: keeps what is recorded and sampled until it is answered. `stop_requested`: see `Controller`."""
         self._link, self._sampler, self._lora = link, sampler, lora
         self.generator, self.observer = sampler.generator, observer
         self._stop_requested = stop_requested
@@ -56,7 +52,7 @@ class GeneratorRank:
         comm.close_process_group()
 
     def sample(
-        self, groups: str, *, carried: dict[int, Carried], state: TrainerState, **asked: Any
+        self, groups: str, asked: Sequence[Any], state: TrainerState, carried: dict[int, Carried]
     ) -> Answered:
         """Returns the groups of a method of `Sampler`. For reward functions the first generator is rank 0."""
         first = dist.get_rank() == 0
@@ -64,10 +60,9 @@ class GeneratorRank:
         state = replace(state, is_world_process_zero=first, is_local_process_zero=is_local)
         sampler, in_flight = self._sampler, self._sampler.step_sampler
         in_flight.carried = carried
-        scored = getattr(sampler, groups)(state=state, **asked)
-        return Answered(
-            scored, in_flight.carried, comm.all_gather_lists([self.observer.hand_over()])
-        )
+        scored = getattr(sampler, groups)(*asked, state=state)
+        recorded = comm.all_gather_lists([self.observer.hand_over()])
+        return Answered(scored, in_flight.carried, recorded)
 
     def connect(self, shapes: Sequence[Shapes]) -> None:
         self._engine = InProcess(self.generator, self._lora, *shapes)

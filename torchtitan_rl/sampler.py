@@ -5,8 +5,6 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from torchtitan_rl import comm
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.events import record_metric, timed
@@ -37,11 +35,8 @@ class Sampler:
         grader: Grader,
         keep: Callable[..., None],
     ) -> None:
-        """
-        Args:
-            step_sampler: samples the groups of a training step: with the generator, or from demonstrations.
-            keep: called with each whole group, its step and its split: see `Observer.keep`.
-        """
+        """`step_sampler` samples the groups of a training step, with the generator or from demonstrations. `keep`: see
+        `Observer.keep`."""
         self.generator, self.step_sampler, self.grader = generator, step_sampler, grader
         self._keep = keep
 
@@ -50,14 +45,11 @@ class Sampler:
         return stream.next_batch(self.step_sampler.num_new(needed), first_idx=first_idx)
 
     def training_groups(
-        self, new: Sequence[Prompt], needed: int, *, round: int, state: TrainerState
+        self, new: Sequence[Prompt], needed: int, round: int, *, state: TrainerState
     ) -> Scored:
-        """Returns `needed` groups of a training step. Collective.
+        """Returns `needed` groups of a training step, after `draw` returned `new`. Collective.
 
-        Args:
-            new: what `draw` returned.
-            round: the number of the call within the step, part of the seed.
-            state: what reward functions get to know of the run.
+        `round`: the number of the call within the step, part of the seed.
         """
         step = state.global_step
         sampling = self.step_sampler.step_groups(new, needed, step=step, round=round)
@@ -130,11 +122,7 @@ class FarSampler:
     def __init__(
         self, link: Link, in_flight: InFlight, *, ahead: bool, record: Callable[[Any], None]
     ) -> None:
-        """
-        Args:
-            in_flight: keeps the groups in flight for checkpoints.
-            record: adds what another rank has recorded to this rank's metrics.
-        """
+        """`in_flight` keeps the groups in flight for checkpoints. `record`: see `Collector.add`."""
         self._link, self._in_flight, self._record = link, in_flight, record
         self._ahead, self._under_way = ahead, False
         self._batch: Answered | None = None
@@ -145,24 +133,16 @@ class FarSampler:
         return stream.next_batch(num_new, first_idx=first_idx)
 
     def training_groups(
-        self, new: Sequence[Prompt], needed: int, *, round: int, state: TrainerState
+        self, new: Sequence[Prompt], needed: int, round: int, *, state: TrainerState
     ) -> Scored:
         if self._batch is None:
             self._begin(new, needed, round, state)
             self.arrive()
         batch, self._batch = self._batch, None
-        return [_at_step(group, state.global_step) for group in self._taken(batch)]
+        return self._taken(batch)
 
-    def held_out_groups(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: SamplingConfig,
-        its_pass: EvaluationPass,
-        *,
-        state: TrainerState,
-    ) -> Scored:
-        asked = {"prompts": prompts, "sampling": sampling, "its_pass": its_pass}
-        self._order("held_out_groups", state, **asked)
+    def held_out_groups(self, *asked: Any, state: TrainerState) -> Scored:
+        self._order("held_out_groups", *asked, state=state)
         return self._taken(self._link.answer())
 
     def go_ahead(self, stream: PromptStream, needed: int, *, state: TrainerState) -> None:
@@ -182,8 +162,8 @@ class FarSampler:
         self._link.order(stopped)
 
     def state_dict(self) -> dict[str, Any]:
-        """The groups that are sampled and not yet trained on, with what was recorded meanwhile, as text; None without any. A prompt is
-        saved as in `InFlight.state_dict`."""
+        """The groups that are sampled and not yet trained on, with what was recorded meanwhile, as text. A prompt is saved as in
+        `InFlight.state_dict`."""
         if self._batch is None:
             return {"batch": None}
         groups = []
@@ -203,27 +183,15 @@ class FarSampler:
             self._batch = Answered(groups, self._in_flight.carried, recorded)
 
     def _begin(self, new: Sequence[Prompt], needed: int, round: int, state: TrainerState) -> None:
-        self._order("training_groups", state, new=new, needed=needed, round=round)
+        self._order("training_groups", new, needed, round, state=state)
         self._under_way = True
 
-    def _order(self, groups: str, state: TrainerState, **asked: Any) -> None:
-        asked |= {"groups": groups, "carried": self._in_flight.carried, "state": state}
-        self._link.order(Order(state.global_step, "sample", asked))
+    def _order(self, groups: str, *asked: Any, state: TrainerState) -> None:
+        carried = self._in_flight.carried
+        arguments = {"groups": groups, "asked": asked, "state": state, "carried": carried}
+        self._link.order(Order(state.global_step, "sample", arguments))
 
     def _taken(self, batch: Answered) -> Scored:
         for recorded in batch.recorded:
             self._record(recorded)
         return batch.groups
-
-
-def _at_step(group: Group[ScoredCompletion], step: int) -> Group[ScoredCompletion]:
-    """Returns the group with the version of its tokens kept where the step's own weights, of step - 1, did not sample them."""
-    samples: list[ScoredCompletion] = []
-    for sample in group.samples:
-        completion, versions = sample.completion, sample.completion.token_versions
-        if completion.policy_version != step - 1:
-            if versions is None:
-                versions = np.full(len(completion.token_ids), completion.policy_version, np.int32)
-            completion = replace(completion, policy_version=step - 1, token_versions=versions)
-        samples.append(replace(sample, completion=completion))
-    return Group(prompt=group.prompt, samples=samples)

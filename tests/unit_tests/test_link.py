@@ -74,12 +74,12 @@ class Samples:
     def __init__(self):
         self.step_sampler = SimpleNamespace(carried={})
 
-    def training_groups(self, new, needed, *, round, state):
+    def training_groups(self, new, needed, round, *, state):
         texts = [*(carried.text for carried in self.step_sampler.carried.values()), *(prompt.text for prompt in new)]
         self.step_sampler.carried = {needed: question(f"carried by step {state.global_step}")}
         return [group(f"{text} in step {state.global_step}.{round}") for text in texts[:needed]]
 
-    def held_out_groups(self, prompts, *, sampling, its_pass, state):
+    def held_out_groups(self, prompts, sampling, its_pass, *, state):
         return [group(f"{prompt.text} for {its_pass}") for prompt in prompts]
 
 
@@ -121,8 +121,8 @@ def train_one_ahead(link):
     sampler.arrive()
     sampler.arrive()  # nothing more has been begun
     assert [carried.text for carried in in_flight.carried.values()] == ["carried by step 2"]
-    asked = {"sampling": None, "its_pass": "a pass", "state": state()}
-    assert texts(sampler.held_out_groups([question("held out")], **asked)) == ["held out for a pass"]
+    held_out = sampler.held_out_groups([question("held out")], None, "a pass", state=state())
+    assert texts(held_out) == ["held out for a pass"]
     assert sampler.draw(stream, 2) == []
     second = sampler.training_groups([], 2, round=0, state=state(global_step=2))
     assert texts(second) == ["carried by step 1 in step 2.0", "prompt 2 in step 2.0"]

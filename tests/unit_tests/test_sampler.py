@@ -12,36 +12,19 @@ from torchtitan_rl.observe.collector import Collector
 from torchtitan_rl.observe.reduce import Reduce
 from torchtitan_rl.observe.select import Selection
 from torchtitan_rl.rewards.trainer_state import TrainerState
-from torchtitan_rl.sampler import Answered, FarSampler, _at_step
+from torchtitan_rl.sampler import Answered, FarSampler
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion
-
-
-def group(policy_version, token_versions=None):
-    completion = Completion(
-        sample_idx=0, policy_version=policy_version, token_ids=[3, 5], sampler_logprobs=[-1, -2], text="", finish_reason="stop",
-        token_versions=token_versions,
-    )  # fmt: skip
-    return Group(prompt=PROMPT, samples=[ScoredCompletion(completion=completion, reward=1.0)])
-
-
-def versions(group):
-    completion = group.samples[0].completion
-    kept = completion.token_versions
-    return completion.policy_version, None if kept is None else kept.tolist()
-
-
-def test_tokens_of_older_weights_keep_their_version():
-    assert versions(_at_step(group(6), 7)) == (6, None)  # the step's own weights
-    assert versions(_at_step(group(5), 7)) == (6, [5, 5])  # sampled one step ahead
-    in_flight = np.array([3, 5], np.int32)
-    assert versions(_at_step(group(5, in_flight), 7)) == (6, [3, 5])
-
 
 PROMPT = Prompt(
     prompt_idx=0, stream_idx=7, text="?", token_ids=[1], expected_answer="", columns={"day": date(2026, 1, 2)}
 )
 PROMPTS = {(7, 0, 1): PROMPT}
 """The data's prompts by place, prompt_idx and tokens."""
+COMPLETION = Completion(
+    sample_idx=0, policy_version=6, token_ids=[3, 5], sampler_logprobs=[-1, -2], text="", finish_reason="stop",
+    token_versions=np.array([5, 5], np.int32),
+)  # fmt: skip
+AHEAD = Group(prompt=PROMPT, samples=[ScoredCompletion(completion=COMPLETION, reward=1.0)])
 
 
 def far_sampler(ahead=True, record=None):
@@ -59,7 +42,7 @@ def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
     before, after = far_sampler(), far_sampler(record=trainers.add)
     after.load_state_dict(before.state_dict())
     assert after._batch is None
-    before._batch = Answered([group(5)], {}, [generators.drain().state_dict()])
+    before._batch = Answered([AHEAD], {}, [generators.drain().state_dict()])
     drops = far_sampler(ahead=False)
     for each in (after, drops):
         each.load_state_dict(before.state_dict())
@@ -67,7 +50,9 @@ def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
     stream = SimpleNamespace(next_batch=lambda num_prompts, *, first_idx: num_prompts)
     assert (after.draw(stream, 1), before.draw(stream, 1)) == (0, 0)
     (trained,) = after.training_groups([], 1, round=0, state=TrainerState(global_step=7))
-    assert (trained.prompt, versions(trained)) == (PROMPT, (6, [5, 5]))
+    completion = trained.samples[0].completion
+    assert (trained.prompt, completion.policy_version) == (PROMPT, 6)
+    assert completion.token_versions.tolist() == [5, 5]
     recorded = trainers.drain().values()
     assert (recorded["mine"], recorded["lengths/p50"]) == (2, 4)
     assert after._in_flight.carried == {4: "a group"}
@@ -95,7 +80,7 @@ def test_reward_functions_of_the_first_generator_count_as_rank_0_s(rank, monkeyp
     monkeypatch.setattr(generator_rank.comm, "all_gather_lists", list)
     generators = GeneratorRank(None, stub, None, SimpleNamespace(hand_over=dict), None)
     for groups in ("training_groups", "held_out_groups"):
-        generators.sample(groups, carried={}, state=TrainerState(global_step=3))  # as the trainers' rank 0 sends it
+        generators.sample(groups, (), TrainerState(global_step=3), {})  # as the trainers' rank 0 sends it
     assert [one.global_step for one in seen] == [3, 3]
     for one in seen:
         assert one.is_world_process_zero == one.is_local_process_zero == (rank == 0)

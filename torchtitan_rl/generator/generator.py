@@ -146,7 +146,7 @@ class Generator(Configurable):
         call.
 
         Args:
-            step: the training step, part of the seed.
+            step: the training step, part of the seed. Tokens of weights older than step - 1 have their version.
             round: the number of the call within the step, part of the seed.
             sampling_config: replaces the prompt's and the configured sampling, for evaluation.
             seeded: give each sample its own seed, which makes the tokens independent of the number of replicas. It is
@@ -184,7 +184,7 @@ class Generator(Configurable):
             lora_request=self.lora_request,
             records=self.records,
         )
-        return SamplingRound(self, mine, groups, engine, seeded=seeded)
+        return SamplingRound(self, mine, groups, engine, seeded=seeded, step=step)
 
     def _conversations(
         self, prompt: Prompt, sampling: SamplingConfig, seed_of: Callable[..., int]
@@ -270,11 +270,12 @@ class SamplingRound:
         engine: TurnEngine,
         *,
         seeded: bool,
+        step: int,
     ) -> None:
         self.prompts = prompts
         self.groups = groups
         """Each prompt's conversations. A conversation that has tokens already goes on after them."""
-        self._generator, self._engine, self._seeded = generator, engine, seeded
+        self._generator, self._engine, self._seeded, self._step = generator, engine, seeded, step
         self._environments: EnvironmentPool | None = None
 
     @property
@@ -330,6 +331,10 @@ class SamplingRound:
             unfinished[id(group)] -= 1
             if unfinished[id(group)] == 0:
                 version, prompt = self._generator.policy_version, group_prompt(group)
+                if version < self._step - 1:  # the weights are one update older than the step's
+                    for conversation in group:
+                        conversation.end_step(version)
+                    version = self._step - 1
                 samples = [conversation.completion(version, prompt) for conversation in group]
                 yield Group(prompt=prompt, samples=samples)
 

@@ -49,6 +49,16 @@ class Run:
         return groups
 
 
+def test_tokens_that_are_sampled_one_step_ahead_have_the_version_of_their_weights(generator, made):
+    run = Run(generator, made, prompts=0, needed=2)
+    for step, versions in ((4, None), (5, {3})):
+        generator.policy_version = 3
+        with begun(run.in_flight, 2, step=step) as whole:
+            for one in flat(whole):
+                assert one.policy_version == step - 1
+                assert (one.token_versions if versions is None else set(one.token_versions.tolist())) == versions
+
+
 def test_oldest_groups_are_finished_first():
     budget = GroupBudget(3, urgent=[7])
     assert [budget.takes(index) for index in (1, 2, 3, 7)] == [True, True, False, True]
