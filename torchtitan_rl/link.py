@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import ProcessGroupGloo
+from torch.distributed import distributed_c10d as c10d
 
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.events import waiting
@@ -52,15 +52,15 @@ class Link:
             timeout=timeout,
         )
         # No groups of torch.distributed, whose ranks are those of a default group.
-        words = dist.PrefixStore("orders", store)
-        self._words = ProcessGroupGloo(words, rank, size, timeout=LONGEST_WAIT)
+        words, weights = (dist.PrefixStore(name, store) for name in ("orders", "weights"))
+        self._words = c10d.ProcessGroupGloo(words, rank, size, timeout=LONGEST_WAIT)
         self.stopped = 0
         """The signal that asks the job to end and has reached a generator's rank, 0 for none: the same on every rank."""
         self._weights = None
         if rank == 0 or self.samples:
             place = max(0, rank - first + 1)  # rank 0 sends
-            weights = dist.PrefixStore("weights", store)
-            self._weights = _device_group(weights, place, num_generators + 1, timeout)
+            group = c10d.ProcessGroupGloo if DEVICE_TYPE == "cpu" else c10d.ProcessGroupNCCL
+            self._weights = group(weights, place, num_generators + 1, timeout=timeout)
 
     def order(self, order: Order | int = 0) -> Order | int:
         """Returns the trainers' order on every rank of the job, which rank 0 gives. The last one is the number of the signal that has
@@ -113,17 +113,6 @@ class Link:
         shapes = [tensor.shape for tensor in tensors]
         _broadcast(self._weights, (names, shapes, flat.dtype), 0, DEVICE_TYPE)
         self._weights.broadcast(flat, 0).wait()
-
-
-def _device_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """Returns a process group for this rank's device."""
-    if DEVICE_TYPE == "cpu":
-        return ProcessGroupGloo(store, rank, size, timeout=timeout)
-    from torch.distributed.distributed_c10d import ProcessGroupNCCL
-
-    options = ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return ProcessGroupNCCL(store, rank, size, options)
 
 
 def _broadcast(group: Any, value: Any, root: int, device: str) -> Any:

@@ -96,8 +96,8 @@ def bench(model: torch.nn.Module, adapter: object, generator: Generator, repeats
 
     def proven() -> None:
         without()
-        right = policy_shards.checksums(generator.dtype) * engine.copies(0, packed=True)
-        assert torch.equal(engine.checksums(0, packed=True)[0], right)
+        right = policy_shards.checksums(generator.dtype).cpu() * engine.copies(side=0, packed=True)
+        assert torch.equal(engine.checksums(side=0, packed=True)[0], right)
 
     def copy() -> None:
         for target, tensor in zip(copies, all_weights, strict=True):

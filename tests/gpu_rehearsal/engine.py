@@ -252,8 +252,8 @@ def rehearse_steps(at: str, steps: int = 3) -> list[str]:
             nn.init.normal_(parameter)
         sent = dict(hf_weights(policy, adapter, torch.bfloat16))
         transport.send(sent.items(), (), policy_version=step)
-        right = shards.checksums(torch.bfloat16) * transport.copies(0, packed=True)
-        differs = (transport.checksums(0, packed=True)[0] != right).tolist()
+        right = shards.checksums(torch.bfloat16).cpu() * transport.copies(side=0, packed=True)
+        differs = (transport.checksums(side=0, packed=True)[0] != right).tolist()
         faults += [f"{name} arrived otherwise" for name, other in zip(shards.shapes, differs, strict=True) if other]
         faults += transport.faults()
         ids = [rng.integers(10, 100, int(rng.integers(4, 60))) for _ in range(9)]

@@ -81,11 +81,11 @@ class InProcess:
     def asleep(self) -> bool:
         return self._generator.asleep
 
-    def copies(self, side: int, *, packed: bool) -> Tensor:
+    def copies(self, *, side: int, packed: bool) -> Tensor:
         """See `EngineWeights.copies`; on the CPU. `side`: 0 the base, 1 the adapter."""
         return self._sides[side].copies(packed=packed).cpu()
 
-    def checksums(self, side: int, *, packed: bool) -> Tensor:
+    def checksums(self, *, side: int, packed: bool) -> Tensor:
         """Returns each engine's checksums, summed over its copies and its ranks, [engines, names] int64 on the CPU. Collective."""
         mine = self._sides[side].checksums(packed=packed)  # [names] this rank's part
         generator = self._generator
@@ -103,7 +103,7 @@ class InProcess:
             faults["lm_head.weight"] = OTHER_VALUES
         return dict(comm.all_gather_lists(list(faults.items())))
 
-    def logprobs(self, probe: IntArray) -> list[FloatArray]:
+    def logprobs(self, *, probe: IntArray) -> list[FloatArray]:
         """Returns the log-probabilities of probe[1:] of each rank's engine, [L - 1] each. Collective."""
         return comm.all_gather_lists([self._generator.prompt_logprobs(probe)])
 

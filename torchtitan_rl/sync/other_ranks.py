@@ -36,5 +36,5 @@ class OtherRanks:
         return self._link.answer()
 
     def __getattr__(self, question: str) -> Callable[..., Any]:
-        """Every other method asks the engines' ranks what `InProcess` returns there."""
+        """Every other method of `InProcess`, with keywords alone, asks the engines' ranks for what it returns there."""
         return partial(self._link.call, self._step, "ask", question=question)

@@ -132,7 +132,7 @@ class WeightSync(Configurable):
         """Returns {name: fault} of tensors that were not sent, or for which the engine has no adapter."""
         missing: dict[str, str] = {}
         for side in range(0 if sends_base else 1, len(self._sides)):
-            copies_of_names = self._engine.copies(side, packed=True).tolist()
+            copies_of_names = self._engine.copies(side=side, packed=True).tolist()
             for name, copies in zip(self._sides[side].shapes, copies_of_names, strict=True):
                 if copies and name not in sent:
                     missing[name] = NOT_SENT
@@ -159,11 +159,11 @@ class WeightSync(Configurable):
         wrong: list[str] = []
         for side, policy in enumerate(self._sides):
             # [names] in each engine, on its ranks together
-            copies = self._engine.copies(side, packed=packed)
+            copies = self._engine.copies(side=side, packed=packed)
             due = set(copies.nonzero().flatten().tolist())
             of_policy = policy.checksums(self._engine.dtype, due)  # [names] this rank's part
             dist.all_reduce(of_policy)
-            of_engines = self._engine.checksums(side, packed=packed)  # [engines, names]
+            of_engines = self._engine.checksums(side=side, packed=packed)  # [engines, names]
             differs = (of_engines != of_policy.cpu() * copies).any(0).tolist()  # [names]
             wrong += [name for name, other in zip(policy.shapes, differs, strict=True) if other]
         return wrong
@@ -184,7 +184,7 @@ class WeightSync(Configurable):
         for begin in range(0, len(self._probe), -(-len(self._probe) // 3)):
             ids = np.roll(self._probe, -begin)
             exact = self._trainer.token_logprobs(ids)  # [L - 1]
-            answers = self._engine.logprobs(ids)  # [L - 1] each
+            answers = self._engine.logprobs(probe=ids)  # [L - 1] each
             if not in_full and begin == 0 and not self._disagreement(answers, exact):
                 return
             self._noise = rounding_noise(
@@ -224,7 +224,7 @@ class WeightSync(Configurable):
 
         Packed matrices are compared at full checks, all others and the engine's constants (`wrong` is empty) at every push.
         """
-        copies_of_names = self._engine.copies(0, packed=False).tolist()
+        copies_of_names = self._engine.copies(side=0, packed=False).tolist()
         compared = zip(self._sides[0].shapes, copies_of_names, strict=True)
         packed = {name for name, copies in compared if copies == 0}
         return self._versions if wrong and packed.issuperset(wrong) else self._versions[-1:]
