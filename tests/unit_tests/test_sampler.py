@@ -59,6 +59,18 @@ def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
     assert after.state_dict() == far_sampler().state_dict()  # and once only
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_generators_record_is_counted_once_for_all_trainers(rank, monkeypatch):
+    monkeypatch.setenv("RANK", str(rank))
+    generators, trainer = Collector(Selection("")), Collector(Selection(""))
+    generators.record("reward/one/failures", 3.0, Reduce.SUM)
+    with generators.during("timed", "generate"):
+        pass
+    trainer.add(generators.drain().state_dict())
+    assert trainer.elapsed("generate") > 0
+    assert trainer.drain().values().get("reward/one/failures") == (3 if rank == 0 else None)
+
+
 def test_nothing_is_sampled_ahead_of_the_last_step():
     far = far_sampler()
     far.go_ahead(None, 1, state=TrainerState(global_step=10, max_steps=9))

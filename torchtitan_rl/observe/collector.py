@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchtitan_rl.comm import is_rank_0
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.events import Kind, Listener
 from torchtitan_rl.observe.cell_text import utf8
@@ -141,8 +142,12 @@ class Collector(Listener):
             return self._phase_seconds[name] or brought
 
     def add(self, recorded: dict[str, Any]) -> None:
-        """Add the `state_dict` of what a rank of generators has recorded."""
+        """Add the `state_dict` of what a rank of generators has recorded. Every trainer gets it: rank 0 counts it, the others take the
+        seconds for their shares of a step."""
         other = Collection.of_state(recorded)
+        if not is_rank_0():
+            seconds = {key: one for key, one in other.series.items() if key.startswith("time/")}
+            other = Collection(seconds)
         with self._lock:
             self._fold()
             self._collection.merge(other, self.warn)
