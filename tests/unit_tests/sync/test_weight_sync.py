@@ -238,7 +238,7 @@ def test_wrong_element_of_a_packed_matrix_is_named_at_the_first_push_also_withou
 def test_one_engine_of_two_with_other_values_is_named(pair, monkeypatch):
     engine = pair.weight_sync._engine
     own = engine.checksums
-    second = lambda side, *, packed: torch.nn.functional.pad(own(side, packed=packed), (0, 0, 0, 1))  # noqa: E731
+    second = lambda **asked: torch.nn.functional.pad(own(**asked), (0, 0, 0, 1))  # noqa: E731
     monkeypatch.setattr(engine, "checksums", second)  # the second answers zeros
     assert DOWN in pair.weight_sync._other_values(packed=True)
 
