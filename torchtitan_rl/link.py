@@ -97,15 +97,15 @@ class Link:
                 self._send(bucket)
             _broadcast(self._weights, None, 0, DEVICE_TYPE)
 
-    def receive(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields what `send` sends. On the generators."""
+    def receive(self) -> Iterator[dict[str, Tensor]]:
+        """Yields the buckets that `send` sends. On the generators."""
         while bucket := _broadcast(self._weights, None, 0, DEVICE_TYPE):
             names, shapes, dtype = bucket
             sizes = [math.prod(shape) for shape in shapes]
             flat = torch.empty(sum(sizes), dtype=dtype, device=DEVICE_TYPE)  # [elements]
             self._weights.broadcast(flat, 0).wait()
-            for name, shape, part in zip(names, shapes, flat.split(sizes), strict=True):
-                yield name, part.view(shape)
+            parts = zip(names, shapes, flat.split(sizes), strict=True)
+            yield {name: part.view(shape) for name, shape, part in parts}
 
     def _send(self, bucket: list[tuple[str, Tensor]]) -> None:
         names, tensors = zip(*bucket)

@@ -5,6 +5,7 @@ from itertools import zip_longest
 
 from tests.gpu_rehearsal.device import Collective
 from tests.gpu_rehearsal.trainer import Rehearsal
+from torchtitan_rl.sync.checksum import GPU_BLOCK
 
 SYNCS_PER_STEP = 3
 """Times that the host may wait for the device in an optimizer step, however many forwards it has: for the loss with all that is
@@ -12,6 +13,9 @@ measured, for other ranks' differences, and for the norms. Raise it only for a g
 MEMORY = {"update": (0.5, 1.1), "sync": (0.5, 1.1)}
 """Phase -> least and most of the peak, as a share of what run/memory.py predicts. The prediction is an upper bound: a small
 model does not fill the largest tiles."""
+PUSH = (100, 20, 10)
+"""Most kernels of a push: any push's, more for each layer, and more for each `GPU_BLOCK` elements of the model. A launch a tensor or
+more, as vLLM's own loading takes, is several times as many."""
 MIB = 2**20
 SLACK = 100 * MIB
 """Bytes that the prediction may lack besides: index tensors, which only count beside a policy of a few million parameters."""
@@ -42,6 +46,11 @@ def _faults_of_rank(record: Rehearsal) -> list[str]:
         if not least * predicted <= peak <= most * predicted + SLACK:
             found.append(f"{phase} peaks at {peak / MIB:.0f} MiB, run/memory.py predicts {predicted / MIB:.0f}")
     found += [f"{name} differs from the CPU's" for name in record.differing]
+    most = sum(
+        number * factor for number, factor in zip(PUSH, (1, record.layers, record.elements / GPU_BLOCK), strict=True)
+    )
+    if record.layers and (launched := record.operators["sync"].total()) > most:
+        found.append(f"a push launches {launched} kernels, the budget is {most:.0f}")
     for one in record.collectives:
         if len(one.ranks) > 1 and (seconds := record.timeouts.get(one.ranks)) != record.timeout:
             found.append(f"the group of {one.operator} at {one.at} waits {seconds} s, not {record.timeout}")

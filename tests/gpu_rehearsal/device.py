@@ -90,9 +90,13 @@ class Device(TorchDispatchMode):
                 args = (args[0], self._without_masks(args[1]), *args[2:])
             out = func(*args, **kwargs)
             self._keep_true(func, tensors, args, kwargs, out)
-        idle = func.is_view or func.namespace == "prim" or "empty" in func.__name__ or "detach" in func.__name__
+        idle = (
+            func.is_view
+            or func.namespace == "prim"
+            or any(x in func.__name__ for x in ("empty", "detach", "_unsafe_view"))
+        )
         if not idle:
-            self.operators[func.__name__] += 1
+            self.operators[func.__name__] += _kernels(func, tensors)
         for tensor in (*tensors, *tree_leaves(out)):
             if isinstance(tensor, FakeTensor) and tensor.device.type == "cuda":
                 self.memory.use(tensor, "" if idle else func.__name__)
@@ -175,8 +179,9 @@ class Device(TorchDispatchMode):
                 trues = tree_leaves(func(*self._on_cpu(args), **self._on_cpu(kwargs)))
             for fake, true in zip(outs, (t for t in trues if isinstance(t, Tensor)), strict=True):
                 fake._true = true
-        elif func._schema.is_mutable and tensors and (written := getattr(tensors[0], "_true", None)) is not None:
-            self._stale[written.untyped_storage()._cdata] = written
+        for tensor in () if known and small else _written(func, args, kwargs):
+            if (value := getattr(tensor, "_true", None)) is not None:
+                self._stale[value.untyped_storage()._cdata] = value
 
     def _on_cpu(self, tree: Any) -> Any:
         def of(leaf: Any) -> Any:
@@ -185,6 +190,22 @@ class Device(TorchDispatchMode):
             return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
         return tree_map(of, tree)
+
+
+def _written(func: Callable, args: tuple, kwargs: dict) -> list[Tensor]:
+    """The tensors among an operator's arguments that it writes into."""
+    named = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+    names = [one.name for one in func._schema.arguments if one.alias_info and one.alias_info.is_write]
+    return [leaf for name in names for leaf in tree_leaves(named.get(name)) if isinstance(leaf, Tensor)]
+
+
+def _kernels(func: Callable, tensors: list[Tensor]) -> int:
+    """How many kernels CUDA launches for an operator. One over lists takes at most 64 pairs and 320 chunks of 65,536 elements."""
+    if not func.__name__.startswith("_foreach"):
+        return 1
+    written = tensors[: len(tensors) // 2]
+    chunks = sum(-(-tensor.numel() // 65536) for tensor in written)
+    return max(-(-len(written) // 64), -(-chunks // 320))
 
 
 def _names_cuda(args: tuple, kwargs: dict) -> bool:

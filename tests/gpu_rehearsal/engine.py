@@ -90,7 +90,7 @@ END, LONGEST = 7, 48
 SPEC = small_qwen3(vocab_size=128, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, hidden_dim=96)
 
 
-def _token(prompt: list[int], position: int, version: int) -> int:
+def _token(prompt: list[int], position: int, version: tuple[int, float]) -> int:
     digest = hashlib.sha256(repr((prompt, position, version)).encode()).digest()
     number = int.from_bytes(digest[:4], "big")
     return END if number % 23 == 0 else 10 + number % 90
@@ -133,7 +133,7 @@ class CountingWorker:
     """Blocks of the KV cache: so few that sequences are preempted."""
 
     def __init__(self) -> None:
-        self.version, self.asleep = 0, set()
+        self.reloads, self.asleep = 0, set()
         self.model: nn.Module | None = None
         self._requests: dict[str, tuple[list[int], list[int]]] = {}  # prompt and completion
         self._computed: dict[str, int] = {}
@@ -175,7 +175,12 @@ class CountingWorker:
     def reload_weights(self, weights_iterator: Iterable[tuple[str, Tensor]]) -> None:
         for name, tensor in weights_iterator:
             self.model.get_parameter(name).copy_(tensor)
-        self.version += 1
+        self.reloads += 1
+
+    @property
+    def version(self) -> tuple[int, float]:
+        """Another one after each push: vLLM reloads the first, and the others are copied into the parameters."""
+        return self.reloads, float(next(self.model.parameters()).sum())
 
     def execute_model(self, scheduled: object) -> ModelRunnerOutput | None:
         assert not self.asleep, "a step while asleep"
@@ -251,7 +256,7 @@ def rehearse_steps(at: str, steps: int = 3) -> list[str]:
         for parameter in policy.parameters():
             nn.init.normal_(parameter)
         sent = dict(hf_weights(policy, adapter, torch.bfloat16))
-        transport.send(sent.items(), (), policy_version=step)
+        transport.send([sent], (), policy_version=step)
         right = shards.checksums(torch.bfloat16).cpu() * transport.copies(side=0, packed=True)
         differs = (transport.checksums(side=0, packed=True)[0] != right).tolist()
         faults += [f"{name} arrived otherwise" for name, other in zip(shards.shapes, differs, strict=True) if other]
@@ -279,7 +284,7 @@ def _in_flight(generator: Generator, worker: CountingWorker, weights: dict[str, 
     ]
     in_flight = InFlight.Config(prompts=9).build(generator=generator, stream=ListStream(prompts))
     faults, cut = [], 0
-    versions: dict[int, int] = {}  # the policy's -> the worker's
+    versions: dict[int, tuple[int, float]] = {}  # the policy's -> the worker's
     for step in range(6):
         generator.wake_weights()
         load_base(generator, weights.items())
@@ -303,7 +308,7 @@ def _in_flight(generator: Generator, worker: CountingWorker, weights: dict[str, 
     return faults if cut else [*faults, "in flight: no completion was cut"]
 
 
-def _completion(prompt: list[int], version: int) -> list[int]:
+def _completion(prompt: list[int], version: tuple[int, float]) -> list[int]:
     out: list[int] = []
     while len(out) < LONGEST and out[-1:] != [END]:
         out.append(_token(prompt, len(out), version))

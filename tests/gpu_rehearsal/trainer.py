@@ -26,6 +26,7 @@ from torchtitan.distributed.utils import set_spmd_backend
 from tests.gpu_rehearsal.device import Collective, Device, recording
 from tests.gpu_rehearsal.experts import even_routing
 from tests.gpu_rehearsal.places import place
+from tests.gpu_rehearsal.push import connected
 from tests.gpu_rehearsal.steps import scored_group
 from tests.gpu_rehearsal.wire import Wire
 from torchtitan_rl import comm
@@ -39,6 +40,7 @@ from torchtitan_rl.models.lora.adapters import adapter_rows
 from torchtitan_rl.models.score import HeadReader, TokenScores, attention_masks
 from torchtitan_rl.run.checkpointer import policy_state
 from torchtitan_rl.run.memory import memory_need, teacher_spec
+from torchtitan_rl.sync import in_process
 from torchtitan_rl.sync.shard_checksums import ShardChecksums
 from torchtitan_rl.trainer import host_adamw, packing
 from torchtitan_rl.trainer import model_loader as loader_module
@@ -84,6 +86,9 @@ class Rehearsal:
     routing_waits: int = 0
     """Times that the host may wait in the last update for what a mixture's routers chose: before each exchange of tokens, and for
     the metrics."""
+    layers: int = 0
+    elements: int = 0
+    """Layers and elements of a model whose second push was counted; 0 with LoRA."""
     forwards: int = 0
     """Forwards of the last update."""
     optimizer_steps: int = 0
@@ -160,6 +165,7 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     trainer.algorithm.credit.assign(groups)
     record.differing = _differing(trainer, groups, device)
     phase("reference")
+    before = len(device.collectives)
     for _ in range(updates):
         device.syncs.clear()
         device.operators.clear()
@@ -175,16 +181,26 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
         record.routing_waits = device.exchanges + any(True for _ in mixtures(trainer.model))
     record.in_update = Counter(one.operator for one in device.collectives[before:])
     phase("update")
-    for name, tensor in weights():
-        assert tensor.device.type == "cuda", name
-    for rows in (exported_rows, adapter_rows) if trainer.lora else (exported_rows,):
-        ShardChecksums(rows(trainer.model, trainer.state_dict_adapter)).checksums(torch.bfloat16)
+    if trainer.lora:
+        for name, tensor in weights():
+            assert tensor.device.type == "cuda", name
+        for rows in (exported_rows, adapter_rows):
+            ShardChecksums(rows(trainer.model, trainer.state_dict_adapter)).checksums(torch.bfloat16)
+    else:
+        sync = connected(trainer, config.generator.tensor_parallel_degree)
+        record.predicted["sync"] += sum(p.nbytes for p in sync._engine._model.parameters())
+        sync.push(policy_version=0)
+        device.operators.clear()
+        sync.push(policy_version=1)
+        record.layers = len(trainer.model.layers)
+        record.elements = sum(rows * columns for rows, columns in sync._sides[0].shapes.values())
+        del sync
     phase("sync")
     wire, sent = Wire(), {name: (tensor.shape, tensor.dtype) for name, tensor in weights()}
     with wire.link(0) as sends:
         sends.send(weights())
     with wire.link(1) as receives:
-        assert {name: (tensor.shape, tensor.dtype) for name, tensor in receives.receive()} == sent
+        assert {name: (t.shape, t.dtype) for bucket in receives.receive() for name, t in bucket.items()} == sent
     phase("link")
     state = policy_state(trainer.model) | trainer.optimizer.state_dict()
     on_host = [n for n, t in state.items() if isinstance(t, Tensor) and t.device.type != "cuda"]
@@ -283,6 +299,7 @@ def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
         mock.patch.object(ExactTeacher, "reader", counted),
         mock.patch.object(loader_module, "load_hf_weights"),
         mock.patch.multiple(attention, create_attention_mask=create_block_mask, _compiled_flex=_flex_kernels),
+        mock.patch.object(in_process, "num_cached_blocks", return_value=0),
         mock.patch.object(host_adamw, "BUCKET_BYTES", 2**25),  # several of a small model
         mock.patch.object(comm, "all_gather_lists", all_gather_lists),
     ):

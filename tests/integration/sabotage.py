@@ -171,7 +171,7 @@ class Pair:
 
     def push(self, sync: WeightSync, weights: Weights) -> None:
         scale_policy(self.model, 1.0)  # back to shards
-        sync.base_weights = lambda: weights
+        sync.base_weights = lambda: ({name: tensor} for name, tensor in weights)
         sync.push(policy_version=1)
 
     def probe_ratio(self, sync: WeightSync) -> float:
@@ -285,9 +285,11 @@ def shifted_on_the_way(engine: Engine) -> Iterator[None]:
     """DOWN arrives as if its part of a bucket began an element too late."""
     receive = engine.link.receive
 
-    def shifted() -> Weights:
-        for name, tensor in receive():
-            yield name, tensor.flatten().roll(1).view_as(tensor) if name == DOWN else tensor
+    def shifted() -> Iterator[dict[str, Tensor]]:
+        for bucket in receive():
+            if DOWN in bucket:
+                bucket[DOWN] = bucket[DOWN].flatten().roll(1).view_as(bucket[DOWN])
+            yield bucket
 
     engine.link.receive = shifted
     yield

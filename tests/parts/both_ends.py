@@ -31,4 +31,4 @@ class BothEnds:
         self.sent.append([(name, tensor.detach().clone()) for name, tensor in tensors])
 
     def receive(self):
-        yield from self.sent.pop(0)
+        yield dict(self.sent.pop(0))

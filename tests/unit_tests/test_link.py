@@ -58,7 +58,8 @@ class Rank(GeneratorRank):
 
     def receive_weights(self):
         assert list(self._link.receive()) == []
-        for (name, tensor), (expected, value) in zip(self._link.receive(), weights(), strict=True):
+        received = [pair for bucket in self._link.receive() for pair in bucket.items()]
+        for (name, tensor), (expected, value) in zip(received, weights(), strict=True):
             assert (name, tensor.dtype, tensor.shape) == (expected, value.dtype, value.shape)
             assert torch.equal(tensor, value)
 

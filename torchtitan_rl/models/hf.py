@@ -1,7 +1,9 @@
 """The sharded policy in Hugging Face's layout: full weights, block by block."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +17,25 @@ from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 from torchtitan_rl.models.lora.lora_config import is_adapter
 
 
+def hf_weights(*args: Any, **options: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yields each (name, tensor) of `hf_blocks`."""
+    return pairs(hf_blocks(*args, **options))
+
+
+def pairs(blocks: Iterable[Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the named tensors of all blocks."""
+    return chain.from_iterable(block.items() for block in blocks)
+
+
 @torch.no_grad()
-def hf_weights(
+def hf_blocks(
     model: Decoder,
     state_dict_adapter: BaseStateDictAdapter,
     dtype: torch.dtype,
     *,
     whole_blocks: bool = False,
-) -> Iterator[tuple[str, Tensor]]:
-    """Yields (Hugging Face name, full tensor in `dtype`) for every weight but adapters'. Tied weights come under both
+) -> Iterator[dict[str, Tensor]]:
+    """Yields {Hugging Face name: full tensor in `dtype`} of each block, without adapters. Tied weights come under both
     names.
 
     Collective: all ranks must iterate in step. Each tensor is cast before it is gathered. Only one block's tensors
@@ -37,9 +49,10 @@ def hf_weights(
             continue  # comes with the embedding
         at_once = whole_blocks and prefix.startswith("layers.")
         with _unsharded(block) if at_once else nullcontext():
-            base = [(name, p) for name, p in block.named_parameters() if not is_adapter(name)]
-            state = {canonical_fqn(prefix + name): gather(p, dtype) for name, p in base}
-            yield from to_hf(model, state_dict_adapter, prefix, block, state)
+            base = {name: p for name, p in block.named_parameters() if not is_adapter(name)}
+            names = [canonical_fqn(prefix + name) for name in base]
+            state = dict(zip(names, _full_tensors(list(base.values()), dtype), strict=True))
+            yield dict(to_hf(model, state_dict_adapter, prefix, block, state))
 
 
 @contextmanager
@@ -105,6 +118,17 @@ def blocks_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
             yield from ((f"layers.{i}.", layer) for i, layer in child.named_children())
         else:
             yield f"{name}.", child
+
+
+def _full_tensors(parameters: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Returns the full tensors in `dtype` on every rank. Those of one rank are cast by one launch. Collective."""
+    is_sharded = any(isinstance(p, DTensor) and p.device_mesh.size() > 1 for p in parameters)
+    if is_sharded or all(p.dtype == dtype for p in parameters):
+        return [gather(parameter, dtype) for parameter in parameters]
+    shards = [local_shard(parameter) for parameter in parameters]
+    cast = [torch.empty_like(shard, dtype=dtype) for shard in shards]
+    torch._foreach_copy_(cast, shards)
+    return cast
 
 
 def gather(parameter: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,8 @@
 """Checksums of all bits of a matrix. The checksums of its parts add up, in any order, to the checksum of the whole."""
 
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,34 +17,73 @@ BLOCK = 2**17 if ON_CPU else GPU_BLOCK
 INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
-def checksums(
-    matrix: Tensor, weights: Tensor, *, first_column: int = 0, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Returns k checksums, [k] int64 on the matrix's device. Does not synchronize with it.
+class Matrices(NamedTuple):
+    """Matrices of one shape with the same weights, such as a projection of every layer: one launch sums many of them.
 
-    A checksum is the sum over all elements of (bits as an integer) x (weight of the row) x (weight of the column), modulo
-    2^64. On a CPU, -0.0 and denormal numbers count as 0: an engine's packed matrix is read back by a product, which does
-    not preserve them.
-
-    Args:
-        matrix: [rows, columns], or a vector [rows]; may be a part of a larger matrix. Or k matrices, [..., rows, columns].
-        weights: [k, rows] int64, `place_weights` of each row's index in the whole matrix. A weight of 0 leaves a row out.
-            [1, rows] for k matrices.
-        first_column: index of the first column in the whole matrix.
-        dtype: each block is cast to it first; None: no cast.
+    Each has k checksums. A checksum is the sum over all elements of (bits as an integer) x (weight of the row) x (weight of the
+    column), modulo 2^64. On a CPU, -0.0 and denormal numbers count as 0: an engine's packed matrix is read back by a product,
+    which does not preserve them.
     """
-    # [k * rows, columns]; a vector has one column
-    matrix = matrix[:, None] if matrix.ndim == 1 else matrix.flatten(0, -2)
-    width = matrix.shape[1]
-    columns = _column_weights(first_column, width, matrix.device)  # [columns]
-    sums, height = weights.new_zeros(len(matrix)), max(1, BLOCK // max(1, width))  # [k * rows]
-    for begin in range(0, len(matrix), height):
-        block = matrix[begin : begin + height].to(dtype or matrix.dtype)  # [<= height, columns]
-        if matrix.device.type == "cpu":
-            block = F.hardshrink(block, torch.finfo(block.dtype).tiny)
-        sums[begin : begin + height] = (block.view(INTEGERS[block.element_size()]) * columns).sum(1)
-    of_matrices = sums.view(-1, weights.shape[1]) if len(sums) else sums[None]  # [1 or k, rows]
-    return (weights * of_matrices).sum(1)
+
+    weights: Tensor
+    """[k, rows] int64, `place_weights` of each row's index in the whole matrix. A weight of 0 leaves a row out. [1, rows] where
+    k matrices are read at once."""
+    first_column: int
+    """Index of the first column in the whole matrix."""
+    scale: float
+    """Each element is multiplied by it."""
+    reads: list[Callable[[], Tensor]]
+    """Each returns a matrix [rows, columns], or a vector [rows]; may be a part of a larger one. Or k matrices [..., rows, columns]."""
+    numbers: list[int]
+    """[matrices * k] where `sums_of` adds the checksums."""
+
+    def checksums(self, dtype: torch.dtype) -> Tensor:
+        """Returns the checksums of the values in `dtype`, [matrices * k] int64. Does not synchronize with their device."""
+        matrices = [as_rows(read().detach()) for read in self.reads]  # [rows, columns] each
+        (rows, width), height, begin = matrices[0].shape, self.weights.shape[1], 0
+        columns = _column_weights(self.first_column, width, self.weights.device)  # [columns]
+        sums = self.weights.new_empty(len(matrices) * rows)
+        for block in _blocks(matrices, dtype):
+            if self.scale != 1.0:
+                block = block * self.scale
+            if block.device.type == "cpu":
+                block = F.hardshrink(block, torch.finfo(dtype).tiny)
+            end = begin + len(block)
+            torch.sum(block.view(INTEGERS[block.itemsize]) * columns, 1, out=sums[begin:end])
+            begin = end
+        of_rows = sums.view(len(matrices), rows // height if height else 1, height)
+        return (self.weights * of_rows).sum(-1).flatten()
+
+
+def sums_of(groups: Iterable[Matrices], sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns `sums`, [names] int64, with all checksums added at their numbers."""
+    groups = list(groups)
+    if groups:
+        numbers = torch.tensor([n for group in groups for n in group.numbers], device=sums.device)
+        sums.index_add_(0, numbers, torch.cat([group.checksums(dtype) for group in groups]))
+    return sums
+
+
+def as_rows(matrix: Tensor) -> Tensor:
+    """Returns all rows [rows, columns] of a vector [rows], which has one column, or of matrices [..., columns]."""
+    return matrix[:, None] if matrix.ndim == 1 else matrix.flatten(0, -2)
+
+
+def _blocks(matrices: list[Tensor], dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yields all rows of matrices [rows, columns] in order, cast, in blocks of at most BLOCK elements: a part of a matrix, or
+    as many matrices as fit, which are copied by one launch."""
+    rows, width = matrices[0].shape
+    height = max(1, BLOCK // max(1, width))
+    number = max(1, height // max(1, rows))
+    for first in range(0, len(matrices), number):
+        several = matrices[first : first + number]
+        if len(several) > 1:
+            block = several[0].new_empty(len(several), rows, width, dtype=dtype)
+            torch._foreach_copy_(block.unbind(), several)
+            yield block.flatten(0, 1)
+            continue
+        for top in range(0, rows, height):
+            yield several[0][top : top + height].to(dtype)
 
 
 @cache

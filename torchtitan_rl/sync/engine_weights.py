@@ -4,7 +4,7 @@ A GPU engine computes with its parameters. A CPU engine packs each matrix when i
 packed matrix is unpacked to be compared.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from torchtitan_rl.generator.patches import (
     pack_convolution,
     pack_experts,
 )
-from torchtitan_rl.sync.checksum import INTEGERS, checksums, place_weights
+from torchtitan_rl.sync.checksum import INTEGERS, Matrices, as_rows, place_weights, sums_of
 
 Shapes = Mapping[str, tuple[int, int]]
 """(rows, columns) of each full tensor by its name: see `ShardChecksums.shapes`."""
@@ -27,15 +27,15 @@ EXPERTS = {"w13_weight": ("gate_proj", "up_proj"), "w2_weight": ("down_proj",)}
 """vLLM's parameters of a layer's experts, [E, 2 F, D] and [E, D, F], and each expert's matrices, one above the other."""
 
 
-class _Part(NamedTuple):
-    """A matrix with this rank's shares of k tensors, one above the other."""
+class _Share(NamedTuple):
+    """Where this rank has its share of a tensor."""
 
-    read: Callable[[], Tensor]  # [rows, columns]; a vector [rows]; of experts [E, rows, columns]
-    names: list[int]  # [k], numbers of the tensors in Shapes
-    copies: list[int]  # [k], how many of the engine's ranks hold the same share
-    weights: Tensor  # [k, rows], 0 for rows of other tensors and for padding; of experts [1, rows]
-    first_column: int
-    is_packed: bool
+    read: Callable[
+        [], Tensor
+    ]  # its matrix [rows, columns], a vector [rows], or experts [E, rows, columns]
+    top: int  # the share's first row there
+    rows: slice  # of the tensor, without padding
+    columns: slice
 
 
 class EngineWeights:
@@ -52,7 +52,9 @@ class EngineWeights:
         self.shapes, self.rank, self.degree = shapes, rank, degree
         self.dtype, self.device = dtype, device
         self.numbers = {name: number for number, name in enumerate(shapes)}
-        self.parts: list[_Part] = []
+        self._shares: list[list[_Share]] = [[] for _ in shapes]
+        self._groups: dict[tuple, Matrices] = {}
+        self._copies = {packed: [0] * len(shapes) for packed in (False, True)}
 
     def add(
         self,
@@ -63,25 +65,58 @@ class EngineWeights:
         is_packed: bool = False,
     ) -> None:
         """Add a matrix [rows, width] with `heights` rows of each tensor. Which rows these are follows from its full size."""
-        names, copies, weights, first_column = [], [], [], 0
+        shares, copies, weights, top = {}, [], [], 0
         for name, height in heights.items():
             rows, columns = self.shapes[name]
             first_row, row_copies = share_of(height, rows, self.rank, self.degree)
             first_column, column_copies = share_of(width, columns, self.rank, self.degree)
-            places = torch.arange(first_row, first_row + height, device=self.device)  # [height]
-            names.append(self.numbers[name])
+            places = torch.arange(first_row, first_row + height)  # [height]
+            own = slice(first_row, min(first_row + height, rows))
+            shares[name] = _Share(read, top, own, slice(first_column, first_column + width))
             copies.append(min(row_copies, column_copies))
             weights.append(place_weights(places) * (places < rows))
-        stacked = torch.block_diag(*weights)  # [k, rows]
-        self.parts.append(_Part(read, names, copies, stacked, first_column, is_packed))
+            top += height
+        self.put(shares, copies, torch.block_diag(*weights), is_packed=is_packed)
+
+    def put(
+        self, shares: Mapping[str, _Share], copies: list[int], weights: Tensor, *, is_packed: bool
+    ) -> None:
+        """Add a matrix with shares of k tensors. `copies` of the engine's ranks hold the same share. `weights`: [k, rows], 0 for rows of
+        other tensors and for padding; of experts [1, rows]."""
+        numbers = [self.numbers[name] for name in shares]
+        for share, number, same in zip(shares.values(), numbers, copies, strict=True):
+            self._shares[number].append(share)
+            self._copies[True][number] += same
+            self._copies[False][number] += 0 if is_packed else same
+        alone = len(self._groups) if is_packed else None  # unpacked one at a time
+        begin, end = share.columns.start, share.columns.stop
+        kind = alone, begin, end, len(numbers), weights.numpy().tobytes()
+        new = Matrices(weights.to(self.device), begin, 1.0, [], [])
+        group = self._groups.setdefault(kind, new)
+        group.reads.append(share.read)
+        group.numbers.extend(numbers)
 
     def copies(self, *, packed: bool) -> Tensor:
         """Returns how many copies of each tensor the ranks of an engine compare, [names] int64."""
-        copies = torch.zeros(len(self.shapes), dtype=torch.int64, device=self.device)
-        for part in self.parts:
-            if packed or not part.is_packed:
-                copies[part.names] += torch.tensor(part.copies, device=self.device)
-        return copies
+        return torch.tensor(self._copies[packed], device=self.device)
+
+    @torch.no_grad()
+    def load(self, blocks: Iterable[Mapping[str, Tensor]]) -> None:
+        """Copy full tensors to where the engine has them, a block's at once. It must have packed none.
+
+        vLLM's own loading takes several launches a tensor, and Python around each.
+        """
+        for block in blocks:
+            targets, sources = [], []
+            for name, tensor in block.items():
+                for share in self._shares[self.numbers[name]]:  # a tied head has none
+                    source = as_rows(tensor)[share.rows, share.columns]
+                    rows, columns = source.shape
+                    target = as_rows(share.read().detach())
+                    targets.append(target[share.top : share.top + rows, :columns])
+                    sources.append(source)
+            if targets:
+                torch._foreach_copy_(targets, sources)
 
     def checksums(self, *, packed: bool) -> Tensor:
         """Returns this rank's part of each tensor's checksum, summed over its copies, [names] int64.
@@ -90,13 +125,8 @@ class EngineWeights:
             packed: also compare the packed matrices of a CPU engine, which takes longer than a push.
         """
         sums = torch.zeros(len(self.shapes), dtype=torch.int64, device=self.device)
-        for part in self.parts:
-            if packed or not part.is_packed:
-                matrix, first_column = part.read().detach(), part.first_column
-                sums[part.names] += checksums(
-                    matrix, part.weights, first_column=first_column, dtype=self.dtype
-                )
-        return sums
+        plain = (group for (alone, *_), group in self._groups.items() if packed or alone is None)
+        return sums_of(plain, sums, self.dtype)
 
 
 def find_base(weights: EngineWeights, model: nn.Module, unused: nn.Module | None) -> None:
@@ -154,7 +184,7 @@ def _add_experts(weights: EngineWeights, layer: nn.Module, prefix: str) -> None:
     """Add a layer's experts. Each rank has a share of every expert; on a CPU it is padded."""
     isa = experts_isa(layer)
     for parameter, projections in EXPERTS.items():
-        num_experts, rows, _ = getattr(layer, parameter).shape
+        num_experts, rows, width = getattr(layer, parameter).shape
         names = [
             f"{prefix}.experts.{expert}.{projection}.weight"
             for expert in range(num_experts)
@@ -164,14 +194,14 @@ def _add_experts(weights: EngineWeights, layer: nn.Module, prefix: str) -> None:
         first = weights.rank * full_rows // weights.degree, 0
         if parameter == "w2_weight":
             first = 0, weights.rank * full_columns // weights.degree
-        places = first[0] + torch.arange(rows // len(projections), device=weights.device)
+        height = rows // len(projections)
         read = partial(getattr, layer, parameter)
         if isa is not None:
             read = partial(_unpacked_experts, layer, parameter, isa)
-        numbers, copies = [weights.numbers[name] for name in names], [1] * len(names)
-        row_weights = place_weights(places)[None]  # [1, rows of a matrix]
-        part = _Part(read, numbers, copies, row_weights, first[1], isa is not None)
-        weights.parts.append(part)
+        own = slice(first[0], first[0] + height), slice(first[1], first[1] + width)
+        shares = {name: _Share(read, i * height, *own) for i, name in enumerate(names)}
+        row_weights = place_weights(torch.arange(first[0], first[0] + height))[None]  # [1, height]
+        weights.put(shares, [1] * len(names), row_weights, is_packed=isa is not None)
 
 
 def is_experts(layer: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 `sync/other_ranks.py` has the transport to generators on ranks of their own, with the same methods.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 import torch.distributed as dist
@@ -17,13 +17,14 @@ from torchtitan_rl.generator.patches import (
     num_cached_blocks,
     repack_experts,
 )
+from torchtitan_rl.models.hf import pairs
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.sync.engine_weights import EngineWeights, Shapes, find_adapter, find_base
 from torchtitan_rl.sync.lora_engine import replace_adapter
 from torchtitan_rl.types import FloatArray, IntArray
 
-Weights = Iterable[tuple[str, Tensor]]
-"""(Hugging Face's or peft's name, full tensor in the engine's dtype)."""
+Weights = Iterable[Mapping[str, Tensor]]
+"""{Hugging Face's or peft's name: full tensor in the engine's dtype} of each block."""
 
 OTHER_VALUES = "arrived with other values than the policy holds"
 CHANGED = "is a constant of the engine that has changed since its start"
@@ -53,6 +54,8 @@ class InProcess:
             find_adapter(self._sides[1], self._model)
             if ON_CPU:
                 apply_adapter_at_once(self._model)
+        self._placed = False
+        """Whether vLLM has loaded the weights once. The proof has then compared them where `EngineWeights` has them."""
         # Buffers that are computed from the model's config.
         self._constants = {
             name: buffer.clone() for name, buffer in self._model.named_buffers() if "rotary" in name
@@ -71,9 +74,14 @@ class InProcess:
         sizes: dict[str, int] = {}
         self._generator.wake_weights()
         if base is not None:
-            load_base(self._generator, _counted(base, sizes))
+            blocks = _counted(base, sizes)
+            if self._placed and not ON_CPU:
+                self._sides[0].load(blocks)
+            else:
+                load_base(self._generator, pairs(blocks))
+            self._placed = True
         if self._lora:
-            replace_adapter(self._model, dict(_counted(adapter, sizes)), self._lora)
+            replace_adapter(self._model, dict(pairs(_counted(adapter, sizes))), self._lora)
         begin_sampling(self._generator, policy_version)
         return sizes
 
@@ -108,7 +116,7 @@ class InProcess:
         return comm.all_gather_lists([self._generator.prompt_logprobs(probe)])
 
 
-def load_base(generator: Generator, weights: Weights) -> None:
+def load_base(generator: Generator, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Replace all weights of an engine that is awake but its adapters."""
     if ON_CPU:
         generator.llm.apply_model(repack_experts)
@@ -127,7 +135,7 @@ def begin_sampling(generator: Generator, policy_version: int) -> None:
         )
 
 
-def _counted(weights: Weights, sizes: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in weights:
-        sizes[name] = tensor.nbytes
-        yield name, tensor
+def _counted(weights: Weights, sizes: dict[str, int]) -> Iterator[Mapping[str, Tensor]]:
+    for block in weights:
+        sizes |= {name: tensor.nbytes for name, tensor in block.items()}
+        yield block

@@ -1,8 +1,8 @@
 """Checksums of the optimizer's own weight shards, to verify copies of them. They share no code with the gathering of weights."""
 
 from collections.abc import Iterable, Mapping, Set
+from functools import partial
 from hashlib import sha256
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,17 +13,7 @@ from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl import comm
 from torchtitan_rl.models.hf import exported_rows, local_shard
-from torchtitan_rl.sync.checksum import checksums, place_weights
-
-
-class _Shard(NamedTuple):
-    """This rank's shard of a parameter that is exported under k names."""
-
-    parameter: Tensor
-    names: slice  # the k names' numbers in ShardChecksums.shapes
-    weights: Tensor  # [k, rows of the shard], 0 for rows of other names; [1, rows] for k experts
-    first: tuple[int, int]  # row and column
-    scale: float
+from torchtitan_rl.sync.checksum import Matrices, place_weights, sums_of
 
 
 class ShardChecksums:
@@ -40,7 +30,8 @@ class ShardChecksums:
         self.shapes: dict[str, tuple[int, int]] = {}
         """(rows, columns) of each full tensor. A vector has one column; the [C, 1, K] of a depthwise convolution has C rows
         of K."""
-        self._shards: list[_Shard] = []
+        self._shards: dict[tuple, Matrices] = {}
+        """(whether this rank has the first replica, first row and column, ...) -> shards that are summed together."""
         for parameter, rows_of_names in exported:
             self.device = parameter.device
             is_b = any(".lora_B." in name for name in rows_of_names)
@@ -65,8 +56,11 @@ class ShardChecksums:
                 weights[number, rows] = place_weights(torch.arange(len(rows)))
         first_row, first_column = (*offsets, 0)[:2]
         weights = weights[:, first_row : first_row + shard.shape[max(0, shard.ndim - 2)]]
-        names, first = slice(begin, begin + num_names), (first_row, first_column)
-        self._shards.append(_Shard(parameter, names, weights.to(self.device), first, scale))
+        first, alike = (first_row, first_column), (shard.shape, scale, weights.numpy().tobytes())
+        new = Matrices(weights.to(self.device), first_column, scale, [], [])
+        shards = self._shards.setdefault((is_first_replica(parameter), first, *alike), new)
+        shards.reads.append(partial(local_shard, parameter))
+        shards.numbers.extend(range(begin, begin + num_names))
 
     def checksums(self, dtype: torch.dtype, due: Set[int] | None = None) -> Tensor:
         """Returns this rank's part of each checksum in `dtype`, [names] int64. All ranks' parts sum to the full tensor's.
@@ -75,28 +69,18 @@ class ShardChecksums:
             due: numbers of the names to sum, at least; None: all.
         """
         sums = torch.zeros(len(self.shapes), dtype=torch.int64, device=self.device)
-        for shard in self._shards:
-            numbers = range(*shard.names.indices(len(sums)))
-            if is_first_replica(shard.parameter) and (due is None or not due.isdisjoint(numbers)):
-                sums[shard.names] = _sums(shard, dtype)
-        return sums
+        mine = [shards for (is_first, *_), shards in self._shards.items() if is_first]
+        mine = [shards for shards in mine if due is None or not due.isdisjoint(shards.numbers)]
+        return sums_of(mine, sums, dtype)
 
     def drifted(self, dtype: torch.dtype) -> list[str]:
         """Returns a sentence for each tensor of which ranks hold unequal replicas. Collective."""
-        shards: list[tuple[str, tuple[int, int], int, int]] = []
-        for shard in self._shards:
-            names = list(self.shapes)[shard.names]
-            for name, total in zip(names, _sums(shard, dtype).tolist(), strict=True):
-                shards.append((name, shard.first, dist.get_rank(), total))
-        return unequal_replicas(comm.all_gather_lists(shards))
-
-
-def _sums(shard: _Shard, dtype: torch.dtype) -> Tensor:
-    """Returns the checksums of a shard as the engine has it, [k] int64."""
-    values = local_shard(shard.parameter)
-    if shard.scale != 1.0:
-        values = values.to(dtype) * shard.scale
-    return checksums(values, shard.weights, first_column=shard.first[1], dtype=dtype)
+        names = list(self.shapes)
+        totals: list[tuple[str, tuple[int, int], int, int]] = []
+        for (_, first, *_), shards in self._shards.items():
+            for number, total in zip(shards.numbers, shards.checksums(dtype).tolist(), strict=True):
+                totals.append((names[number], first, dist.get_rank(), total))
+        return unequal_replicas(comm.all_gather_lists(totals))
 
 
 def is_first_replica(parameter: Tensor) -> bool:

@@ -16,7 +16,7 @@ from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 from torchtitan_rl import comm
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.errors import TrainingStopped
-from torchtitan_rl.models.hf import exported_rows, hf_weights
+from torchtitan_rl.models.hf import exported_rows, hf_blocks
 from torchtitan_rl.models.lora.adapters import Lora, adapter_rows
 from torchtitan_rl.models.lora.lora_config import is_adapter
 from torchtitan_rl.sync.engine_weights import Shapes
@@ -93,7 +93,7 @@ class WeightSync(Configurable):
         sends_base = lora is None or self._num_pushes == 0
         sizes = self._engine.send(
             self.base_weights() if sends_base else None,
-            lora.weights(self._engine.dtype) if lora else (),
+            [dict(lora.weights(self._engine.dtype))] if lora else (),
             policy_version=policy_version,
         )
         in_full = self._num_pushes % interval == 0 if interval else self._num_pushes == 0
@@ -113,7 +113,7 @@ class WeightSync(Configurable):
         # With one rank there is nothing to gather, and FSDP would copy each weight twice.
         whole_blocks = as_forward and trainer.parallel_dims.dp_shard > 1
         names = trainer.state_dict_adapter
-        return hf_weights(trainer.model, names, dtype, whole_blocks=whole_blocks)
+        return hf_blocks(trainer.model, names, dtype, whole_blocks=whole_blocks)
 
     def evidence(self) -> str:
         """Returns what the checksums say about the cause when engine and policy disagree after sampling. Collective."""

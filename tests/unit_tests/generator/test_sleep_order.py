@@ -51,7 +51,7 @@ def generator(*, sleeps=True, engine=None):
 def push(made, *base, version=0, adapter=()):
     """Send the weights of these names; without a name the engine keeps its base, and without an adapter it has none."""
     engine = object.__new__(InProcess)
-    engine._generator, engine._lora, engine._model = made, bool(adapter), None
+    engine._generator, engine._lora, engine._model, engine._placed = made, bool(adapter), None, False
     engine.send(weights(made, *base) if base else None, weights(made, *adapter), policy_version=version)
 
 
@@ -59,7 +59,7 @@ def weights(made, *names):
     """The iterator that the trainer gathers lazily: each weight is made when the engine is ready for it."""
     for name in names:
         made.llm.calls.append(f"gather {name}")
-        yield name, torch.zeros(1)
+        yield {name: torch.zeros(1)}
 
 
 def test_engine_sleeps_for_training_and_wakes_in_order():

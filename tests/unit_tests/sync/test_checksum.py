@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.sync.checksum import checksums, place_weights
+from torchtitan_rl.sync.checksum import Matrices, place_weights
 
 SHAPES = [(7, 5), (3, 513), (600, 36), (5, 1200), (1, 1)]
 
@@ -20,8 +20,13 @@ def weights(rows):
     return place_weights(torch.arange(rows.start, rows.stop))[None]
 
 
+def checksums(matrices, weights, first_column=0, dtype=None):
+    reads = [lambda matrix=matrix: matrix for matrix in matrices]
+    return Matrices(weights, first_column, 1.0, reads, []).checksums(dtype or matrices[0].dtype)
+
+
 def checksum(whole):
-    return int(checksums(whole, weights(range(len(whole)))))
+    return int(checksums([whole], weights(range(len(whole)))))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -30,7 +35,7 @@ def test_checksums_of_parts_add_up_to_the_whole(shape, dtype):
     whole, (height, width) = matrix(shape, dtype), shape
     rows, columns = sorted({0, height // 3, height // 2, height}), sorted({0, width // 3, width - 1, width})
     parts = [
-        checksums(whole[top:bottom, left:right], weights(range(top, bottom)), first_column=left)
+        checksums([whole[top:bottom, left:right]], weights(range(top, bottom)), first_column=left)
         for (top, bottom), (left, right) in itertools.product(itertools.pairwise(rows), itertools.pairwise(columns))
     ]
     assert int(sum(reversed(parts))) == checksum(whole)
@@ -70,14 +75,14 @@ def test_moved_elements_change_the_checksum():
 
 def test_values_are_cast_before_the_checksum():
     whole = matrix((9, 7), torch.float32)
-    cast = checksums(whole, weights(range(9)), dtype=torch.bfloat16)
+    cast = checksums([whole], weights(range(9)), dtype=torch.bfloat16)
     assert int(cast) == checksum(whole.to(torch.bfloat16)) != checksum(whole)
 
 
 def test_rows_of_weight_0_are_excluded_from_the_checksum():
     whole, kept = matrix((6, 7), torch.float32), weights(range(6))
     kept[0, 4:] = 0
-    assert int(checksums(whole, kept)) == checksum(whole[:4])
+    assert int(checksums([whole], kept)) == checksum(whole[:4])
 
 
 def test_vector_is_summed_as_one_column():

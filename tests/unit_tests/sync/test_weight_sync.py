@@ -101,7 +101,8 @@ class Pair:
     def sync(self, weights=None, version: int = 1) -> int:
         """Push the policy, or these weights in place of its own."""
         if weights is not None:
-            self.weight_sync.base_weights = lambda: weights.items() if isinstance(weights, dict) else weights
+            blocks = [weights] if isinstance(weights, dict) else ({name: tensor} for name, tensor in weights)
+            self.weight_sync.base_weights = lambda: blocks
         try:
             return self.weight_sync.push(policy_version=version)
         finally:
