@@ -175,7 +175,7 @@ def model_config(
     training: TrainingConfig,
     logprob_chunk_tokens: int,
     compile_head: bool,
-    flex: bool,
+    flex: bool = False,
 ) -> Decoder.Config:
     """Returns a copy of the model's config with this device's attention, the scoring head and the RoPE length."""
     layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
@@ -223,6 +223,6 @@ def meta_model(model_spec: ModelSpec, lora: Lora | None = None, *, seq_len: int 
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     set_spmd_backend(parallelism.spmd_backend)
     training = TrainingConfig(seq_len=seq_len, mixed_precision_param="float32")
-    config = model_config(model_spec, parallelism, training, seq_len, False, False)
+    config = model_config(model_spec, parallelism, training, seq_len, False)
     with torch.device("meta"):
         return (lora.convert(config) if lora else config).build()
