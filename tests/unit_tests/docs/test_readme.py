@@ -13,7 +13,7 @@ from torchtitan_rl.command.command import READERS
 from torchtitan_rl.command.registry import config_functions, load_config, parse_args
 
 ROOT = Path(__file__).parents[3]
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "verifiers" / "README.md"]
 PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in FILES}
 PAGE = "".join(PAGES.values())
 SHOWN = ("--help", "--list-configs", "--print-config", "--dry-run", "--preview")
