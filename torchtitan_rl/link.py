@@ -6,7 +6,7 @@ collectives, FSDP's and the engine's, are those of its default group.
 
 import math
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -19,8 +19,6 @@ from torch.distributed import distributed_c10d as c10d
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.events import waiting
 
-BUCKET_BYTES = 2**28
-"""Most bytes of weights in one broadcast, if no tensor alone has more."""
 LONGEST_WAIT = timedelta(days=1)
 """For the other side's step. It may take any time: a rank that hangs in it is its node's watchdog's to end."""
 
@@ -79,40 +77,30 @@ class Link:
         self.order(Order(step, method, arguments))
         return self.answer()
 
-    def send(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Send named tensors of one dtype to every generator, in buckets. Every trainer calls it, as the iterator may be collective;
+    def send(self, blocks: Iterable[Mapping[str, Tensor]]) -> None:
+        """Send blocks of named tensors of one dtype to every generator. Every trainer calls it, as the iterator may be collective;
         rank 0 sends."""
-        bucket: list[tuple[str, Tensor]] = []
-        size = 0
-        for name, tensor in tensors:
-            if self._weights is None:
-                continue
-            if bucket and size + tensor.nbytes > BUCKET_BYTES:
-                self._send(bucket)
-                bucket, size = [], 0
-            bucket.append((name, tensor.detach().clone()))  # FSDP frees a block after its last
-            size += tensor.nbytes
-        if self._weights is not None:
-            if bucket:
-                self._send(bucket)
+        sends = self._weights is not None
+        for block in blocks:
+            if sends and block:
+                flat = torch.cat(
+                    [tensor.detach().flatten() for tensor in block.values()]
+                )  # [elements]
+                shapes = {name: tensor.shape for name, tensor in block.items()}
+                _broadcast(self._weights, (shapes, flat.dtype), 0, DEVICE_TYPE)
+                self._weights.broadcast(flat, 0).wait()
+        if sends:
             _broadcast(self._weights, None, 0, DEVICE_TYPE)
 
     def receive(self) -> Iterator[dict[str, Tensor]]:
-        """Yields the buckets that `send` sends. On the generators."""
-        while bucket := _broadcast(self._weights, None, 0, DEVICE_TYPE):
-            names, shapes, dtype = bucket
-            sizes = [math.prod(shape) for shape in shapes]
+        """Yields the blocks that `send` sends. On the generators."""
+        while block := _broadcast(self._weights, None, 0, DEVICE_TYPE):
+            shapes, dtype = block
+            sizes = [math.prod(shape) for shape in shapes.values()]
             flat = torch.empty(sum(sizes), dtype=dtype, device=DEVICE_TYPE)  # [elements]
             self._weights.broadcast(flat, 0).wait()
-            parts = zip(names, shapes, flat.split(sizes), strict=True)
-            yield {name: part.view(shape) for name, shape, part in parts}
-
-    def _send(self, bucket: list[tuple[str, Tensor]]) -> None:
-        names, tensors = zip(*bucket)
-        flat = torch.cat([tensor.flatten() for tensor in tensors])  # [elements]
-        shapes = [tensor.shape for tensor in tensors]
-        _broadcast(self._weights, (names, shapes, flat.dtype), 0, DEVICE_TYPE)
-        self._weights.broadcast(flat, 0).wait()
+            parts = zip(shapes.items(), flat.split(sizes), strict=True)
+            yield {name: part.view(shape) for (name, shape), part in parts}
 
 
 def _broadcast(group: Any, value: Any, root: int, device: str) -> Any:

@@ -198,9 +198,9 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     phase("sync")
     wire, sent = Wire(), {name: (tensor.shape, tensor.dtype) for name, tensor in weights()}
     with wire.link(0) as sends:
-        sends.send(weights())
+        sends.send([dict(weights())])
     with wire.link(1) as receives:
-        assert {name: (t.shape, t.dtype) for bucket in receives.receive() for name, t in bucket.items()} == sent
+        assert {name: (t.shape, t.dtype) for block in receives.receive() for name, t in block.items()} == sent
     phase("link")
     state = policy_state(trainer.model) | trainer.optimizer.state_dict()
     on_host = [n for n, t in state.items() if isinstance(t, Tensor) and t.device.type != "cuda"]

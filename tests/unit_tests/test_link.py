@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from torchtitan_rl import link as link_module
 from torchtitan_rl.generator_rank import GeneratorRank
 from torchtitan_rl.link import Link, Order
 from torchtitan_rl.rewards.trainer_state import TrainerState
@@ -23,8 +22,7 @@ from torchtitan_rl.sampler import FarSampler
 from torchtitan_rl.types import Group, Prompt
 
 SHAPES = [(3,), (2, 4), (), (5, 5), (7,), (1, 3), (0,), (200,), (2, 2)]
-BUCKETS = [[0, 1, 2], [3], [4, 5, 6], [7], [8]]
-"""Of at most 50 bytes, if no tensor alone is larger."""
+BLOCKS = [[0, 1, 2], [3], [], [4, 5, 6], [7], [8]]
 TIMEOUT = timedelta(seconds=60)
 
 
@@ -35,18 +33,13 @@ def weights():
 
 
 def freed_weights():
-    """Tensors that lose their values as soon as the next one is read, as those of a block that FSDP gathers."""
-    for name, tensor in weights():
-        yield name, tensor
-        tensor.zero_()
-
-
-class ShownBuckets(Link):
-    """Keeps what is sent together."""
-
-    def _send(self, bucket):
-        self.buckets.append([int(name.split()[1]) for name, _ in bucket])
-        super()._send(bucket)
+    """Blocks that lose their values as soon as the next one is read, as those that FSDP gathers."""
+    tensors = list(weights())
+    for numbers in BLOCKS:
+        block = dict(tensors[number] for number in numbers)
+        yield block
+        for tensor in block.values():
+            tensor.zero_()
 
 
 class Rank(GeneratorRank):
@@ -58,7 +51,7 @@ class Rank(GeneratorRank):
 
     def receive_weights(self):
         assert list(self._link.receive()) == []
-        received = [pair for bucket in self._link.receive() for pair in bucket.items()]
+        received = [pair for block in self._link.receive() for pair in block.items()]
         for (name, tensor), (expected, value) in zip(received, weights(), strict=True):
             assert (name, tensor.dtype, tensor.shape) == (expected, value.dtype, value.shape)
             assert torch.equal(tensor, value)
@@ -131,12 +124,9 @@ def train_one_ahead(link):
 
 
 def join(rank, port):
-    link_module.BUCKET_BYTES = 50
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="4")
     dist.init_process_group("gloo", timeout=TIMEOUT)
-    link = ShownBuckets(2, TIMEOUT)
-    link.buckets = []
-    return link
+    return Link(2, TIMEOUT)
 
 
 def generate(link, rank):
@@ -157,7 +147,6 @@ def train(link, rank):
     link.send(())
     link.send(freed_weights())
     link.answer()
-    assert link.buckets == (BUCKETS if rank == 0 else [])
     train_one_ahead(link)
     link.call(3, "stop")
     assert link.stopped == 15  # on every trainer, though only the last generator got the signal

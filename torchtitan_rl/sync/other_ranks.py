@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from torchtitan_rl.link import Link, Order
-from torchtitan_rl.models.hf import pairs
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.sync.engine_weights import Shapes
 from torchtitan_rl.sync.in_process import Weights
@@ -31,9 +30,9 @@ class OtherRanks:
         asked = {"sends_base": base is not None, "policy_version": policy_version}
         self._link.order(Order(self._step, "receive", asked))
         if base is not None:
-            self._link.send(pairs(base))
+            self._link.send(base)
         if self._lora:
-            self._link.send(pairs(adapter))
+            self._link.send(adapter)
         return self._link.answer()
 
     def __getattr__(self, question: str) -> Callable[..., Any]:
