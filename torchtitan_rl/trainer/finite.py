@@ -61,8 +61,8 @@ class FiniteUpdates:
     def check_weights(self) -> None:
         """Raise NonFiniteLossError if an updated weight is not finite. Called before they are saved."""
         extremes = [value for p in self._model.parameters() for value in _extremes(p)]  # 0-d each
-        finite = not extremes or bool(torch.stack(extremes).isfinite().all())
-        if comm.largest(int(not finite)):
+        total = float(sum(extremes))  # not finite if any of them is not
+        if comm.largest(int(not math.isfinite(total))):
             raise NonFiniteLossError(
                 f"the update left {fault_in(self._model, self._optimizer)} not finite. The last "
                 "checkpoint, where there is one, is good: resume from it with a lower trainer.optimizer.lr."
