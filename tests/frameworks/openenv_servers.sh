@@ -1,5 +1,5 @@
 #!/bin/bash
-# Starts a server of one session (--conversations.max-open 1) for verifiers' taskset `openenv`; examples/verifiers/README.md makes the venvs.
+# Starts a server of one session (--conversations.max-open 1) for verifiers' taskset `openenv`; docs/agents.md makes the venvs.
 #   openenv_servers.sh dipg     port 8102; DIPG_DATASET_PATH names questions, as its data set is on the hub. Each line has
 #                               `messages`: the user's, with <context> and <question>, and the right answer
 #   openenv_servers.sh verse    port 8103, resets [{"split": "train", "index": 24}]: OpenEnv makes a server of a package of verifiers
