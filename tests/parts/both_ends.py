@@ -27,8 +27,8 @@ class BothEnds:
         self.order(Order(step, method, arguments))
         return self.answer()
 
-    def send(self, tensors) -> None:
-        self.sent.append([(name, tensor.detach().clone()) for name, tensor in tensors])
+    def send(self, blocks) -> None:
+        self.sent.append([{name: tensor.detach().clone() for name, tensor in block.items()} for block in blocks])
 
     def receive(self):
-        yield dict(self.sent.pop(0))
+        yield from self.sent.pop(0)
