@@ -30,9 +30,8 @@ EXPERTS = {"w13_weight": ("gate_proj", "up_proj"), "w2_weight": ("down_proj",)}
 class _Share(NamedTuple):
     """Where this rank has its share of a tensor."""
 
-    read: Callable[
-        [], Tensor
-    ]  # its matrix [rows, columns], a vector [rows], or experts [E, rows, columns]
+    read: Callable[[], Tensor]
+    """Its matrix [rows, columns], a vector [rows], or experts [E, rows, columns]."""
     top: int  # the share's first row there
     rows: slice  # of the tensor, without padding
     columns: slice
