@@ -12,7 +12,6 @@ import copy
 import operator
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -21,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.distributed as dist
-from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
 from torchtitan_rl import comm, events
 from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS
 from torchtitan_rl.algorithm.losses.sft import check_demonstrated
-from torchtitan_rl.controller import Controller
+from torchtitan_rl.controller import Controller, Parts
 from torchtitan_rl.data.build_task import build_task
 from torchtitan_rl.data.end_tokens import end_token_ids, folder_end_token_ids
 from torchtitan_rl.data.renderer import template_options
@@ -158,39 +156,6 @@ PROBE_TOKENS = 128
 """Fewest tokens of the sequence by which trainer and engine are compared, if max_model_len has room."""
 
 
-@dataclass(kw_only=True, slots=True)
-class Parts:
-    """The parts that a training loop calls. Every rank has its own and calls them in the same order."""
-
-    config: "RunConfig"
-    """The resolved config."""
-    tokenizer: "PreTrainedTokenizerBase"
-    prompts: "PromptStream"
-    held_out: "list[Prompt]"
-    """The prompts of evaluations, at least one."""
-    grader: Grader | None
-    """None with generators on ranks of their own, where completions are graded."""
-    tool_workers: WorkerPool | None
-    """Processes in which tools run; None without conversations."""
-    algorithm: "Algorithm"
-    trainer: "Trainer"
-    sources: "list[Source]"
-    """What scores episodes before `algorithm.credit.assign`: the reference, if the algorithm needs it, the teacher of a loss that
-    reads its log-probabilities, and the loss's own."""
-    teacher: "ExactTeacher | None"
-    """From which the loss reads a divergence: the second argument of `trainer.update`."""
-    generator: "Generator | NoEngine"
-    weight_sync: "WeightSync | None"
-    """Pushes the policy into the engine, which needs it before it samples; None without an engine."""
-
-    def close(self) -> None:
-        """Stop the workers of reward functions and tools and the engine, then the process group that it uses."""
-        for workers in filter(None, (self.grader, self.tool_workers)):
-            workers.close()
-        self.generator.close()
-        comm.close_process_group()
-
-
 def prepare(config: "RunConfig") -> Resolved:
     """Check this machine, resolve the config on it, and join the other ranks, if torchrun has started any. Raises UserError as
     `resolve`."""
@@ -239,15 +204,14 @@ def build_parts(
             sources.append(Collisions(trainer))
     generator, weight_sync, connect = NoEngine(), None, None
     if link:
-        connect = partial(OtherRanks, link, TORCH_DTYPE_MAP[config.generator.dtype])
+        connect = partial(OtherRanks, link)
     elif config.needs_engine(algorithm):
         with events.phase("start the vLLM engine"):
             generator = _build_generator(config, tokenizer, environments, trainer.lora)
         connect = partial(InProcess, generator)
     if connect:
-        sides = {"trainer": trainer, "connect": connect, "probe": _probe(config, held_out[0])}
-        with events.phase("wait for the generators' engines") if link else nullcontext():
-            weight_sync = WeightSync(config.weight_sync, **sides)
+        probe = _probe(config, held_out[0])
+        weight_sync = WeightSync(config.weight_sync, trainer=trainer, connect=connect, probe=probe)
     generator.sleep()  # loading the optimizer's state needs the engine's memory
     return Parts(
         config=config,
@@ -469,16 +433,8 @@ def build_run(
     checkpointer.check_room()
     parts.trainer.after_load()
     return Controller(
-        config,
-        prompts=parts.prompts,
-        held_out=parts.held_out,
-        generator=parts.generator,
+        **vars(parts),
         sampler=sampler,
-        algorithm=parts.algorithm,
-        sources=parts.sources,
-        trainer=parts.trainer,
-        teacher=parts.teacher,
-        weight_sync=parts.weight_sync,
         evaluation=evaluation,
         state=state,
         observer=observer,

@@ -25,11 +25,14 @@ from torchtitan_rl.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.types import Completion, Episode, EvaluationPass, Group, Prompt, ScoredCompletion
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from torchtitan_rl.data.stream import PromptStream
     from torchtitan_rl.generator.demonstrations import NoEngine
-    from torchtitan_rl.models.score import Companion
+    from torchtitan_rl.rewards.workers import WorkerPool
     from torchtitan_rl.sampler import FarSampler, Sampler
     from torchtitan_rl.sync.weight_sync import WeightSync
+    from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
     from torchtitan_rl.trainer.trainer import Trainer, UpdateReport
 
 
@@ -77,7 +80,41 @@ class Checkpoints(Protocol):
         """Keep the checkpoint of the current `step` as the best so far."""
 
 
-class Controller(Configurable):
+@dataclass(kw_only=True, eq=False)
+class Parts:
+    """The parts that a training loop calls. Every rank has its own and calls them in the same order."""
+
+    config: "Controller.Config"
+    """The resolved config."""
+    tokenizer: "PreTrainedTokenizerBase"
+    prompts: "PromptStream"
+    held_out: list[Prompt]
+    """The prompts of evaluations, at least one."""
+    grader: Grader | None
+    """None with generators on ranks of their own, where completions are graded."""
+    tool_workers: "WorkerPool | None"
+    """Processes in which tools run; None without conversations."""
+    algorithm: Algorithm
+    trainer: "Trainer"
+    sources: list[Source]
+    """What scores episodes before `algorithm.credit.assign`: the reference, if the algorithm needs it, the teacher of a loss that
+    reads its log-probabilities, and the loss's own."""
+    teacher: "ExactTeacher | None"
+    """From which the loss reads a divergence: the second argument of `trainer.update`."""
+    generator: "Generator | NoEngine"
+    weight_sync: "WeightSync | None"
+    """Pushes the policy into the engine, which needs it before it samples; None without an engine."""
+
+    def close(self) -> None:
+        """Stop the workers of reward functions and tools and the engine, then the process group that it uses."""
+        for workers in filter(None, (self.grader, self.tool_workers)):
+            workers.close()
+        self.generator.close()
+        comm.close_process_group()
+
+
+@dataclass(kw_only=True, eq=False)
+class Controller(Parts, Configurable):
     """Owns the parts of a run and calls them in order: `_step` is a training step."""
 
     @dataclass(kw_only=True, slots=True)
@@ -110,54 +147,18 @@ class Controller(Configurable):
         evaluation: Evaluation.Config = field(default_factory=Evaluation.Config)
         """Evaluation on held-out prompts, and stopping by it."""
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        prompts: "PromptStream",
-        held_out: list[Prompt],
-        generator: "Generator | NoEngine",
-        sampler: "Sampler | FarSampler",
-        algorithm: Algorithm,
-        sources: Sequence[Source],
-        trainer: "Trainer",
-        teacher: "Companion | None",
-        weight_sync: "WeightSync | None",
-        evaluation: Evaluation,
-        state: RunState,
-        observer: Observer,
-        checkpoints: Checkpoints,
-        stop_requested: Callable[[], int],
-    ) -> None:
-        """
-        Args:
-            held_out: the prompts of every evaluation, at least one.
-            sampler: samples prompts and has the completions graded, here or on other ranks.
-            sources: the frozen models that score the episodes for the algorithm.
-            teacher: from which the loss reads a divergence; None for most losses.
-            weight_sync: copies the policy into the engine; None without one.
-            state: the progress of the run, new or from a checkpoint.
-            stop_requested: returns the number of the signal that asks for the run's end, 0 for none, and makes sure that a
-                signal is noticed.
-        """
-        self.config = config
-        self.prompts = prompts
-        self.held_out = held_out
-        self.generator = generator
-        self.sampler = sampler
-        self.algorithm = algorithm
-        self.sources = sources
-        self.trainer = trainer
-        self.teacher = teacher
-        self.weight_sync = weight_sync
-        self.evaluation = evaluation
-        self.state = state
-        self.observer = observer
-        self.checkpoints = checkpoints
-        self.stop_requested = stop_requested
-        self._saved = False
-        self._stopped = 0
-        """The number of the signal that has ended training."""
+    sampler: "Sampler | FarSampler"
+    """Samples prompts and has the completions graded, here or on other ranks."""
+    evaluation: Evaluation
+    state: RunState
+    """The progress of the run, new or from a checkpoint."""
+    observer: Observer
+    checkpoints: Checkpoints
+    stop_requested: Callable[[], int]
+    """Returns the number of the signal that asks for the run's end, 0 for none, and makes sure that a signal is noticed."""
+    _saved: bool = field(default=False, init=False)
+    _stopped: int = field(default=0, init=False)
+    """The number of the signal that has ended training."""
 
     def run(self) -> int:
         """Train to the last step, or to the end of the step in which a stop is requested. Evaluate and save when due.
@@ -338,7 +339,6 @@ class Controller(Configurable):
             self._saved = self.checkpoints.save(step, last_step=step == self.config.num_steps)
 
     def close(self) -> None:
-        """Stop the reward functions and the engine, then the process group that it uses."""
+        """Let generators on other ranks end too, and close the parts."""
         self.sampler.close(self._stopped)
-        self.generator.close()
-        comm.close_process_group()
+        super().close()

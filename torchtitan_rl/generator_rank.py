@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from torchtitan_rl import comm
@@ -47,7 +48,7 @@ class GeneratorRank:
 
     def close(self) -> None:
         """Stop the reward functions and the engine, then the process group that it uses."""
-        self._sampler.close()
+        self._sampler.grader.close()
         self.generator.close()
         comm.close_process_group()
 
@@ -64,8 +65,9 @@ class GeneratorRank:
         recorded = comm.all_gather_lists([self.observer.hand_over()])
         return Answered(scored, in_flight.carried, recorded)
 
-    def connect(self, shapes: Sequence[Shapes]) -> None:
+    def connect(self, shapes: Sequence[Shapes]) -> torch.dtype:
         self._engine = InProcess(self.generator, self._lora, *shapes)
+        return self._engine.dtype
 
     def receive(self, *, sends_base: bool, policy_version: int) -> dict[str, int]:
         base = self._link.receive() if sends_base else None

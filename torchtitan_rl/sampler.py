@@ -78,8 +78,7 @@ class Sampler:
         """Nothing has been begun."""
 
     def close(self, stopped: int = 0) -> None:
-        """Stop the reward functions."""
-        self.grader.close()
+        """Nothing: no other rank waits for orders."""
 
     def _graded(
         self,
@@ -132,29 +131,27 @@ class FarSampler:
         num_new = self._in_flight.num_new(needed) if self._batch is None else 0
         return stream.next_batch(num_new, first_idx=first_idx)
 
-    def training_groups(
-        self, new: Sequence[Prompt], needed: int, round: int, *, state: TrainerState
-    ) -> Scored:
+    def training_groups(self, *asked: Any, state: TrainerState) -> Scored:
         if self._batch is None:
-            self._begin(new, needed, round, state)
-            self.arrive()
+            self._order("training_groups", *asked, state=state)
+            self._batch = self._answer()
         batch, self._batch = self._batch, None
         return self._taken(batch)
 
     def held_out_groups(self, *asked: Any, state: TrainerState) -> Scored:
         self._order("held_out_groups", *asked, state=state)
-        return self._taken(self._link.answer())
+        return self._taken(self._answer())
 
     def go_ahead(self, stream: PromptStream, needed: int, *, state: TrainerState) -> None:
         """Let the generators sample the groups of `state.global_step`, the next one, until `arrive`."""
-        if self._ahead and state.global_step <= state.max_steps:
-            self._begin(self.draw(stream, needed), needed, 0, state)
+        self._under_way = self._ahead and state.global_step <= state.max_steps
+        if self._under_way:
+            self._order("training_groups", self.draw(stream, needed), needed, 0, state=state)
 
     def arrive(self) -> None:
         """Wait for what has been begun."""
         if self._under_way:
-            self._batch = self._link.answer()
-            self._in_flight.carried = self._batch.carried
+            self._batch = self._answer()
             self._under_way = False
 
     def close(self, stopped: int = 0) -> None:
@@ -182,14 +179,15 @@ class FarSampler:
             groups = [Group(prompt=prompt_at(*place), samples=samples) for place, samples in stored]
             self._batch = Answered(groups, self._in_flight.carried, recorded)
 
-    def _begin(self, new: Sequence[Prompt], needed: int, round: int, state: TrainerState) -> None:
-        self._order("training_groups", new, needed, round, state=state)
-        self._under_way = True
-
     def _order(self, groups: str, *asked: Any, state: TrainerState) -> None:
         carried = self._in_flight.carried
         arguments = {"groups": groups, "asked": asked, "state": state, "carried": carried}
         self._link.order(Order(state.global_step, "sample", arguments))
+
+    def _answer(self) -> Answered:
+        answered = self._link.answer()
+        self._in_flight.carried = answered.carried
+        return answered
 
     def _taken(self, batch: Answered) -> Scored:
         for recorded in batch.recorded:

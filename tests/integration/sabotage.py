@@ -349,7 +349,7 @@ def main() -> None:
         dist.barrier()
     link = TellingLink(args.generator_ranks, timedelta(minutes=5)) if args.generator_ranks else None
     if link and not link.samples:
-        engine, connect = FarEngine(link), partial(OtherRanks, link, TORCH_DTYPE_MAP[args.dtype])
+        engine, connect = FarEngine(link), partial(OtherRanks, link)
     else:
         engine = Engine(folder, args.dtype, args.generator_tp, link)
         connect = partial(InProcess, engine.generator)

@@ -160,7 +160,7 @@ def controller(run, *, num_steps=1, resumed_at=0, algorithm=None, **evaluation):
     state = RunState()
     state.step = resumed_at
     return Controller(
-        config,
+        config=config, tokenizer=None, grader=None, tool_workers=None,
         prompts=run, held_out=[prompt(0)], generator=run, sampler=Sampler(run, run, run, run.keep), sources=[run], trainer=run, weight_sync=run,
         evaluation=evaluation.build(), state=state, algorithm=algorithm.build(max_completion_tokens=MAX_TOKENS),
         observer=run, checkpoints=run, stop_requested=run.stop_requested, teacher=None,

@@ -107,7 +107,7 @@ def train_one_ahead(link):
     sampler = FarSampler(link, in_flight, ahead=True, record=recorded.append)
     state = partial(TrainerState, max_steps=9)
     new = sampler.draw(stream, 2)
-    first = sampler.training_groups(new, 2, round=1, state=state(global_step=1))
+    first = sampler.training_groups(new, 2, 1, state=state(global_step=1))
     assert texts(first) == ["carried by a checkpoint in step 1.1", "prompt 0 in step 1.1"]
     assert recorded == ["rank 0", "rank 1"]  # of each generator
     sampler.go_ahead(stream, 2, state=state(global_step=2))
@@ -118,7 +118,7 @@ def train_one_ahead(link):
     held_out = sampler.held_out_groups([question("held out")], None, "a pass", state=state())
     assert texts(held_out) == ["held out for a pass"]
     assert sampler.draw(stream, 2) == []
-    second = sampler.training_groups([], 2, round=0, state=state(global_step=2))
+    second = sampler.training_groups([], 2, 0, state=state(global_step=2))
     assert texts(second) == ["carried by step 1 in step 2.0", "prompt 2 in step 2.0"]
     assert recorded == ["rank 0", "rank 1"] * 3
 

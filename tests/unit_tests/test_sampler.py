@@ -49,7 +49,7 @@ def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
     assert drops._batch is None
     stream = SimpleNamespace(next_batch=lambda num_prompts, *, first_idx: num_prompts)
     assert (after.draw(stream, 1), before.draw(stream, 1)) == (0, 0)
-    (trained,) = after.training_groups([], 1, round=0, state=TrainerState(global_step=7))
+    (trained,) = after.training_groups([], 1, 0, state=TrainerState(global_step=7))
     completion = trained.samples[0].completion
     assert (trained.prompt, completion.policy_version) == (PROMPT, 6)
     assert completion.token_versions.tolist() == [5, 5]

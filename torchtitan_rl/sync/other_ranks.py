@@ -4,8 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
+from torchtitan_rl.events import phase
 from torchtitan_rl.link import Link, Order
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.sync.engine_weights import Shapes
@@ -17,10 +16,11 @@ class OtherRanks:
 
     asleep = False
 
-    def __init__(self, link: Link, dtype: torch.dtype, lora: Lora | None, *shapes: Shapes) -> None:
-        """`dtype`: of the engines' weights. `shapes`: of the policy's weights and of its adapter's."""
-        self._link, self.dtype, self._lora, self._step = link, dtype, lora, 0
-        link.call(0, "connect", shapes=shapes)
+    def __init__(self, link: Link, lora: Lora | None, *shapes: Shapes) -> None:
+        """`shapes`: of the policy's weights and of its adapter's."""
+        self._link, self._lora, self._step = link, lora, 0
+        with phase("wait for the generators' engines"):
+            self.dtype = link.call(0, "connect", shapes=shapes)
 
     def send(
         self, base: Weights | None, adapter: Weights, *, policy_version: int

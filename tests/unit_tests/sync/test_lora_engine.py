@@ -70,7 +70,7 @@ def test_a_stale_adapter_is_named(pair):
 
 
 def test_adapters_alone_go_to_an_engine_on_another_rank_and_a_wrong_one_is_named(pair):
-    pair.begin_anew(partial(OtherRanks, BothEnds(pair.generator, pair.lora), torch.float32))
+    pair.begin_anew(partial(OtherRanks, BothEnds(pair.generator, pair.lora)))
     assert pair.push() == sum(t.nbytes for t in (pair.base() | pair.sent()).values())
     change_adapters(pair.model, 2)
     assert pair.push() == sum(t.nbytes for t in pair.sent().values())

@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 
 from tests.integration.parity import SEQUENCES
 from tests.parts.both_ends import BothEnds
@@ -18,7 +17,7 @@ from torchtitan_rl.sync.other_ranks import OtherRanks
 def pair(one_rank, tmp_path_factory):
     made = Pair(tmp_path_factory.mktemp("tiny"))
     made.link = BothEnds(made.generator)
-    made.connect = partial(OtherRanks, made.link, torch.float32)
+    made.connect = partial(OtherRanks, made.link)
     made.begin_anew()
     yield made
     made.generator.close()
