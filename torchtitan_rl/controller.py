@@ -4,7 +4,7 @@ Every rank runs this program. Small values are equal on every rank: prompts, and
 their rewards have been gathered. Large ones (weights, activations, KV cache) are sharded inside `trainer` and `generator`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,52 +22,19 @@ from torchtitan_rl.rewards import Grader, TrainerState
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.state import RunState
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
-from torchtitan_rl.types import Completion, Episode, EvaluationPass, Group, Prompt, ScoredCompletion
+from torchtitan_rl.types import Episode, EvaluationPass, Group, Prompt, ScoredCompletion
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from torchtitan_rl.data.stream import PromptStream
     from torchtitan_rl.generator.demonstrations import NoEngine
+    from torchtitan_rl.observe.observer import RunObserver
     from torchtitan_rl.rewards.workers import WorkerPool
     from torchtitan_rl.sampler import FarSampler, Sampler
     from torchtitan_rl.sync.weight_sync import WeightSync
     from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
     from torchtitan_rl.trainer.trainer import Trainer, UpdateReport
-
-
-class Observer(Protocol):
-    """Turns the facts of a step into metrics, tables and files. Only `evaluation` is read: by it the best checkpoint and an early end
-    are chosen."""
-
-    def keep(
-        self,
-        groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]],
-        *,
-        step: int,
-        split: str,
-    ) -> None:
-        """Called as soon as groups are sampled, graded and credited. `close` writes those of a step that is never
-        whole."""
-
-    def step(
-        self, groups: Sequence[Group[Episode]], update: "UpdateReport", state: RunState
-    ) -> None:
-        """Called after each step; `state` already counts it."""
-
-    def evaluation(
-        self,
-        passes: Mapping[EvaluationPass, Sequence[Group[Episode]]],
-        state: RunState,
-        measured: Mapping[str, float],
-    ) -> dict[str, float]:
-        """Returns the evaluation's metrics by name: those of each pass's held-out groups, and those `measured`."""
-
-    def flush(self, step: int) -> None:
-        """Merge and write the metrics of all ranks. Collective; called once a step."""
-
-    def close(self) -> None:
-        """Write everything that is still pending."""
 
 
 class Checkpoints(Protocol):
@@ -152,7 +119,8 @@ class Controller(Parts, Configurable):
     evaluation: Evaluation
     state: RunState
     """The progress of the run, new or from a checkpoint."""
-    observer: Observer
+    observer: "RunObserver"
+    """Only what its `evaluation` returns is read: by it the best checkpoint and an early end are chosen."""
     checkpoints: Checkpoints
     stop_requested: Callable[[], int]
     """Returns the number of the signal that asks for the run's end, 0 for none, and makes sure that a signal is noticed."""

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,9 @@ from torchtitan_rl.sampler import Answered, Sampler
 from torchtitan_rl.sync.engine_weights import Shapes
 from torchtitan_rl.sync.in_process import InProcess
 
+if TYPE_CHECKING:
+    from torchtitan_rl.observe.observer import RankObserver
+
 
 class GeneratorRank:
     """Owns the parts of a generator's rank. An order calls one of the methods below `close`, and its answer is what this returns."""
@@ -27,7 +30,7 @@ class GeneratorRank:
         link: Link,
         sampler: Sampler,
         lora: Lora | None,
-        observer: Any,
+        observer: "RankObserver",
         stop_requested: Callable[[], int],
     ) -> None:
         """`observer`: keeps what is recorded and sampled until it is answered. `stop_requested`: see `Controller`."""

@@ -36,7 +36,7 @@ class Sampler:
         keep: Callable[..., None],
     ) -> None:
         """`step_sampler` samples the groups of a training step, with the generator or from demonstrations. `keep`: see
-        `Observer.keep`."""
+        `RankObserver.keep`."""
         self.generator, self.step_sampler, self.grader = generator, step_sampler, grader
         self._keep = keep
 

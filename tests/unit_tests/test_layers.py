@@ -17,8 +17,9 @@ ORDER = [
     {"environments"},
     {"generator"},
     {"sync"},
-    {"controller", "evaluation", "generator_rank", "sampler", "state"},
+    {"state"},
     {"observe"},
+    {"controller", "evaluation", "generator_rank", "sampler"},
     {"run"},
     {"config"},
     {"validation"},
@@ -29,7 +30,7 @@ ORDER = [
 ]
 """Drawers and files of the package, the lowest first. Each imports from its own drawer and from those of lower floors; files of the first
 floor, and of the controller's, also from each other."""
-SHARED_FLOORS = (0, 7)
+SHARED_FLOORS = (0, 9)
 NAMED_FROM_BELOW = {("run", "config")}
 """(drawer, drawer above it that it names for type checkers): what keeps a run reads the fields of its config."""
 

@@ -73,6 +73,7 @@ class RankObserver:
         step: int,
         split: str,
     ) -> None:
+        """Called as soon as groups are sampled, graded and credited. `close` writes those of a step that is never whole."""
         self._unfinished.keep(groups, step=step, split=split)
 
     def hand_over(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class RankObserver:
 
 
 class RunObserver(RankObserver):
-    """The `Observer` of a training run."""
+    """Turns the facts of a training run into metrics, tables and files."""
 
     def __init__(
         self,
@@ -174,7 +175,8 @@ class RunObserver(RankObserver):
         state: "RunState",
         measured: Mapping[str, float],
     ) -> dict[str, float]:
-        """See Observer. Rank 0 writes the results to step-N.json in the results' folder."""
+        """Returns the evaluation's metrics by name: those of each pass's held-out groups, and those `measured`. Rank 0 writes them to
+        step-N.json in the results' folder."""
         metrics: dict[str, float] = {}
         failures: dict[str, list[dict[str, Any]]] = {}
         for evaluation_pass, groups in passes.items():
@@ -189,6 +191,7 @@ class RunObserver(RankObserver):
         return metrics
 
     def flush(self, step: int) -> None:
+        """Merge and write the metrics of all ranks. Collective; called once a step."""
         self.recorder.flush(step)
 
 
