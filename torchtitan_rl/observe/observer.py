@@ -129,9 +129,8 @@ class RunObserver(RankObserver):
             token_flops=self._token_flops,
             peak_flops=peak_flops and peak_flops * world_size,
         )
-        shares = time_shares(elapsed)
         if self._split_notice:
-            self._split_notice.see(shares)
+            self._split_notice.see(elapsed)
         judged = groups if self._algorithm.policy_loss.from_engine else ()  # no demonstrations
         for metrics in (
             *update.metrics,
@@ -149,7 +148,7 @@ class RunObserver(RankObserver):
             optimizer_metrics(update, state),
             staleness_metrics(groups),
             conversations,
-            shares,
+            time_shares(elapsed),
             perf,
         ):
             record_metrics(metrics)

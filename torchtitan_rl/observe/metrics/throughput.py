@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
 from torchtitan_rl.events import progress
@@ -166,31 +166,27 @@ def time_shares(elapsed: Callable[[str], float]) -> dict[str, Metric]:
 
 
 class SplitNotice:
-    """Says once that another `generator.ranks` would make steps clearly shorter."""
+    """Says once that another `generator.ranks` would make steps clearly shorter, by the idle time of steps 2 to 11."""
 
     def __init__(self, config: "GeneratorConfig", trainers: int) -> None:
         self._config, self._trainers = config, trainers
-        self._seen: list[list[float]] = []
-        """The idle shares of the first 12 steps, by side."""
+        self._steps, self._seconds = 0, np.zeros(3)  # of the steps, and idle ones by side
 
-    def see(self, shares: Mapping[str, Metric]) -> None:
-        """Counts a step, given its `time_shares`."""
-        none = Metric(0.0)  # of a side that did not wait
-        idle = [shares.get(f"idle/{side}", none).value for side in SIDES]
-        self._seen = [*self._seen, idle][:12]
-        if len(self._seen) != 11:  # the first step is unlike others
+    def see(self, elapsed: Callable[[str], float]) -> None:
+        """Counts a step. `elapsed`: as for `time_shares`."""
+        self._steps += 1
+        if self._steps > 1:  # the first one is unlike others
+            self._seconds += [elapsed("step"), *(elapsed(f"idle_{side}") for side in SIDES)]
+        if self._steps != 11:
             return
-        idle = [fmean(values) for values in zip(*self._seen[1:], strict=True)]
-        now, ranks = self._config.ranks, self._config.ranks + self._trainers
-
-        def step(n: int) -> float:
-            """A step's time with n generators, in steps of now."""
-            parts = (1 - idle[0]) * self._trainers / (ranks - n), (1 - idle[1]) * now / n
-            return max(parts) if self._config.ahead else sum(parts)
-
-        engine = self._config.tensor_parallel_degree
-        best = min(range(engine, ranks, engine), key=step)
-        if (saved := step(now) - step(best)) > 0.1:
+        idle, now = self._seconds[1:] / self._seconds[0], self._config.ranks
+        ranks, engine = now + self._trainers, self._config.tensor_parallel_degree
+        step = {}  # its time by the number of generators, in steps of now
+        for n in range(engine, ranks, engine):
+            sides = (1 - idle) * [self._trainers / (ranks - n), now / n]
+            step[n] = sides.max() if self._config.ahead else sides.sum()
+        best = min(step, key=step.__getitem__)
+        if (saved := step[now] - step[best]) > 0.1:
             progress(
                 f"idle in 10 steps: trainers {idle[0]:.0%}, generators {idle[1]:.0%}. generator.ranks {best} would save {saved:.0%} "
                 "of a step, if the work of each side divides over its ranks"
