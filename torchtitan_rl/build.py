@@ -447,15 +447,15 @@ def _build_sampler(
     parts: Parts, observer: RunObserver, link: Link | None
 ) -> tuple[Sampler | FarSampler, dict[str, Any]]:
     """Returns what samples a step's groups, and its parts of the run's state by name."""
-    config, step_sampler = parts.config, Demonstrations(parts.generator)
+    config, state, step_sampler = parts.config, {}, Demonstrations(parts.generator)
     if parts.algorithm.policy_loss.from_engine:
         step_sampler = config.in_flight.build(generator=parts.generator, stream=parts.prompts)
+        state["in_flight"] = step_sampler
     if link is None:
-        sampler = Sampler(parts.generator, step_sampler, parts.grader, observer.keep)
-        return sampler, {"in_flight": step_sampler}
+        return Sampler(parts.generator, step_sampler, parts.grader, observer.keep), state
     record, ahead = observer.recorder.collector.add, config.generator.ahead > 0
     far = FarSampler(link, step_sampler, ahead=ahead, record=record)
-    return far, {"in_flight": step_sampler, "ahead": far}
+    return far, {**state, "ahead": far}
 
 
 def _gather(value: Any) -> list[Any] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -38,13 +38,6 @@ class Demonstrations:
             Group(prompt=prompt, samples=[replace(prompt.demonstration, policy_version=step - 1)])
             for prompt in share
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the position in the data is the prompts' own."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
 
 
 class NoEngine:

@@ -246,6 +246,7 @@ def test_split_that_wastes_less_is_named_once_if_whole_engines_can_move(capsys, 
     assert printed.count("generator.ranks") == (said is not None)
     assert (said or "") in printed
 
+
 def a_step():
     """Four groups of three, with everything that a metric is made of."""
     return [
