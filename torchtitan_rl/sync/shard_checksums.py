@@ -74,13 +74,18 @@ class ShardChecksums:
         return sums_of(mine, sums, dtype)
 
     def drifted(self, dtype: torch.dtype) -> list[str]:
-        """Returns a sentence for each tensor of which ranks hold unequal replicas. Collective."""
-        names = list(self.shapes)
-        totals: list[tuple[str, tuple[int, int], int, int]] = []
+        """Returns a sentence for each tensor of which two ranks hold the same part with other bits. Collective."""
+        names, mine = list(self.shapes), []
         for (_, first, *_), shards in self._shards.items():
             for number, total in zip(shards.numbers, shards.checksums(dtype).tolist(), strict=True):
-                totals.append((names[number], first, dist.get_rank(), total))
-        return unequal_replicas(comm.all_gather_lists(totals))
+                mine.append((names[number], first, dist.get_rank(), total))
+        seen: dict[tuple[str, tuple[int, int]], tuple[int, int]] = {}
+        drifted: dict[str, str] = {}
+        for name, first, rank, total in comm.all_gather_lists(mine):
+            other_rank, other_total = seen.setdefault((name, first), (rank, total))
+            if total != other_total:
+                drifted[name] = f"{name} is not the same on ranks {other_rank} and {rank}"
+        return list(drifted.values())
 
 
 def is_first_replica(parameter: Tensor) -> bool:
@@ -92,23 +97,6 @@ def is_first_replica(parameter: Tensor) -> bool:
     return 0 in mesh.mesh and all(
         index == 0 for index, placement in replicas if placement.is_replicate()
     )
-
-
-def unequal_replicas(shards: Iterable[tuple[str, tuple[int, int], int, int]]) -> list[str]:
-    """Returns a sentence for each tensor of which ranks hold the same part with other bits.
-
-    Example: [("norm.weight", (0, 0), 0, 17), ("norm.weight", (0, 0), 1, 18)] -> ["norm.weight is not the same on ranks 0 and 1"]
-
-    Args:
-        shards: (name, first row and column, rank, checksum) of every rank's shards.
-    """
-    first: dict[tuple[str, tuple[int, int]], tuple[int, int]] = {}
-    drifted: dict[str, str] = {}
-    for name, place, rank, total in shards:
-        other_rank, other_total = first.setdefault((name, place), (rank, total))
-        if total != other_total:
-            drifted.setdefault(name, f"{name} is not the same on ranks {other_rank} and {rank}")
-    return list(drifted.values())
 
 
 def base_digest(model: Decoder, adapter: BaseStateDictAdapter) -> str:

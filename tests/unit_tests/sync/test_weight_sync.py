@@ -14,9 +14,9 @@ from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.sampling import SamplingConfig
+from torchtitan_rl.sync import shard_checksums
 from torchtitan_rl.sync.engine_weights import share_of
 from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES, InProcess
-from torchtitan_rl.sync.shard_checksums import ShardChecksums, unequal_replicas
 from torchtitan_rl.sync.weight_sync import WeightSync, WeightSyncError
 from torchtitan_rl.trainer.model_loader import load_hf_weights
 from torchtitan_rl.types import Completion, Prompt, flat
@@ -274,7 +274,7 @@ def test_evidence_says_whether_weights_explain_a_logprob_difference(pair):
 
 def test_replicas_that_drifted_are_named_with_their_ranks(pair, monkeypatch):
     shards = [("norm", (0, 0), 0, 17), ("norm", (0, 0), 1, 18), ("q", (0, 0), 0, 3), ("q", (64, 0), 1, 4)]
-    monkeypatch.setattr(ShardChecksums, "drifted", lambda *_: unequal_replicas(shards))
+    monkeypatch.setattr(shard_checksums.comm, "all_gather_lists", lambda _: shards)
     assert pair.weight_sync.evidence().endswith("the engine is not the cause: norm is not the same on ranks 0 and 1.")
 
 
