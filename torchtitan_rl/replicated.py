@@ -1,7 +1,7 @@
 """Compares what every rank must hold alike: the config at the start; each step's prompts, completions, rewards and advantages.
 
 A rank computes these by itself, from the config, the seed and the step. Ranks that differ would train a mixture of two runs, or
-wait for each other forever. Equal checksums cost one all-reduce of a few numbers, at a moment when all ranks have just met.
+wait for each other forever. Checksums cost one all-gather of a few numbers, at a moment when all ranks have just met.
 """
 
 import zlib
@@ -14,10 +14,11 @@ import torch.distributed as dist
 
 from torchtitan_rl import comm
 from torchtitan_rl.errors import TrainingStopped, UserError
+from torchtitan_rl.text import head_and_tail
 from torchtitan_rl.types import Episode, Group, Prompt
 
-SHOWN_FIELDS, SHOWN_CHARACTERS, SHOWN_RANKS = 5, 200, 8
-"""Most fields of the config that an error names, characters of a value, and values and ranks."""
+SHOWN_CHARACTERS, SHOWN_VALUES = 200, 8
+"""Most characters that an error has of a value or of the ranks with it, and most values."""
 
 COMPARED = ("the prompts", "the completions", "the rewards", "the advantages")
 """Numbers that each call compares. As many in every call, so that ranks in different parts of a step are reported and do not hang."""
@@ -25,8 +26,20 @@ COMPARED = ("the prompts", "the completions", "the rewards", "the advantages")
 
 def check_replicated(step: int, values: Sequence[Prompt] | Sequence[Group[Episode]]) -> None:
     """Raise TrainingStopped, on every rank, unless all ranks pass the same step and values. Collective."""
-    if dist.get_world_size() > 1:
-        _check(step, {"the steps": step, **dict.fromkeys(COMPARED, 0), **checksums_of(values)})
+    if dist.get_world_size() == 1:
+        return
+    numbers = {"the steps": step, **dict.fromkeys(COMPARED, 0), **checksums_of(values)}
+    mine = torch.tensor(list(numbers.values()))  # [numbers]
+    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, mine)
+    for name, of_ranks in zip(numbers, torch.stack(everyones, 1).tolist(), strict=True):
+        if len(set(of_ranks)) > 1:
+            where = " and on ".join(_by_value(of_ranks).values())
+            raise TrainingStopped(
+                f"step {step}: {name} differ between the ranks: they are not the same on {where}. Every rank must compute the same "
+                "from the config, the seed and the step alone. Look for random numbers without the given seed, the time, RANK or "
+                "files that are not the same on every node in the task, the environment or the algorithm."
+            )
 
 
 def checksums_of(values: Sequence[Prompt] | Sequence[Group[Episode]]) -> dict[str, int]:
@@ -56,45 +69,21 @@ def checksums_of(values: Sequence[Prompt] | Sequence[Group[Episode]]) -> dict[st
     return {name: _checksum(rows) for name, rows in named.items()}
 
 
-def _check(step: int, values: Mapping[str, int]) -> None:
-    """Raise TrainingStopped, on every rank, unless all ranks pass the same numbers below 2**63. Collective."""
-    mine = torch.tensor(list(values.values()))  # [values]
-    highest = torch.stack((mine, -mine))  # [2, values]
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-    if torch.equal(highest[0], -highest[1]):
-        return
-    by_rank = comm.all_gather_lists([dict(values)])
-    name = next(name for name in values if len({numbers[name] for numbers in by_rank}) > 1)
-    where = " and on ".join(_by_value([numbers[name] for numbers in by_rank]).values())
-    raise TrainingStopped(
-        f"step {step}: {name} differ between the ranks: they are not the same on {where}. Every rank must compute the same from "
-        "the config, the seed and the step alone. Look for random numbers without the given seed, the time, RANK or files that "
-        "are not the same on every node in the task, the environment or the algorithm."
-    )
-
-
 def check_config(fields: Mapping[str, Any]) -> None:
     """Raise UserError, on every rank, unless all ranks have the same config, given as its fields by dotted name. Collective."""
-    if dist.get_world_size() == 1:
-        return
-    texts = {name: repr(value) for name, value in fields.items()}
-    checksums = comm.all_gather_lists([_checksum(sorted(texts.items()))])
-    if len(set(checksums)) == 1:
-        return
-    by_rank = comm.all_gather_lists([texts])
+    by_rank = comm.all_gather_lists([{name: repr(value) for name, value in fields.items()}])
     differing: list[str] = []
     for name in dict.fromkeys(name for texts in by_rank for name in texts):
         ranks = _by_value([texts.get(name, "missing") for texts in by_rank])
         if len(ranks) > 1:
             each = [f"{value[:SHOWN_CHARACTERS]} on {where}" for value, where in ranks.items()]
             differing.append(f"{name} is {', '.join(each)}")
-    shown = differing[:SHOWN_FIELDS]
-    if len(differing) > SHOWN_FIELDS:
-        shown.append(f"and {len(differing) - SHOWN_FIELDS} fields more")
-    raise UserError(
-        f"config: it differs between the ranks: {'; '.join(shown)}. Start every node with the same command, files and "
-        "environment, and let no config function use RANK, the time or random numbers."
-    )
+    if differing:
+        shown = head_and_tail("; ".join(differing), 10 * SHOWN_CHARACTERS)
+        raise UserError(
+            f"config: it differs between the ranks: {shown}. Start every node with the same command, files and environment, and let "
+            "no config function use RANK, the time or random numbers."
+        )
 
 
 def _by_value(values: Sequence[Any]) -> dict[Any, str]:
@@ -103,10 +92,9 @@ def _by_value(values: Sequence[Any]) -> dict[Any, str]:
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
     words: dict[Any, str] = {}
-    for value, members in list(ranks.items())[:SHOWN_RANKS]:
-        shown = ", ".join(map(str, members[:SHOWN_RANKS]))
-        more = f" and {len(members) - SHOWN_RANKS} more" if len(members) > SHOWN_RANKS else ""
-        words[value] = f"{'ranks' if len(members) > 1 else 'rank'} {shown}{more}"
+    for value, members in list(ranks.items())[:SHOWN_VALUES]:
+        shown = head_and_tail(", ".join(map(str, members)), SHOWN_CHARACTERS)
+        words[value] = f"{'ranks' if len(members) > 1 else 'rank'} {shown}"
     return words
 
 
