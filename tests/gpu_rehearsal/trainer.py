@@ -124,7 +124,7 @@ def rehearse(
     check_model(config, world_size=layout.world)
     need = memory_need(config, algorithm, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
     record.predicted = {
-        "sync": sum(need.awake.values()) - need.awake["engine"] - need.awake["CUDA"],
+        "sync": sum(need.awake.values()) - need.awake.get("engine", 0) - need.awake["CUDA"],
         "update": sum(need.updating.values()) - need.updating.get("engine", 0) - need.updating["CUDA"],
     }
     record.timeout = config.comm.init_timeout_seconds

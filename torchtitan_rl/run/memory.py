@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "auto": 2}
 """Bytes of a value. "auto" counts as on a GPU."""
-CONTEXT_BYTES = 2 * GIB
+CONTEXT = {"CUDA": 2.0 * GIB}
 """CUDA's own memory, cuBLAS workspaces, and the engine's CUDA graphs, which stay while it sleeps. On several GPUs NCCL has 0.4 GiB a
 group of ranks besides."""
 
@@ -42,25 +42,32 @@ ROOMY = 0.85
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes on each GPU by use: while the engine is awake, and at the peak of an update."""
+    """Bytes on each GPU, or on each rank of a machine without one, by use."""
 
     awake: dict[str, float]
+    """While the engine is awake."""
     updating: dict[str, float]
+    """At the peak of an update."""
+    sampling: dict[str, float]
+    """On ranks that only sample; empty without such."""
     on_host: dict[str, float]
     """Bytes of the host's memory for each GPU."""
 
     @property
     def peak(self) -> float:
-        """The larger of the two, in bytes."""
+        """The larger of `awake` and `updating`, in bytes."""
         return max(sum(self.awake.values()), sum(self.updating.values()))
 
     def describe(self) -> str:
-        """Both in GiB, with their parts.
+        """All in GiB, with their parts.
 
         Example: "engine awake 40.2 GiB (trainer's state 6.7, engine 31.6, CUDA 2.0); update 21.0 GiB (...)"
         """
-        first = "engine awake" if self.awake.get("engine") else "weight sync"
-        return f"{first} {_in_gib(self.awake)}; update {_in_gib(self.updating)}"
+        first = "engine awake" if self.awake.keys() & {"engine", "KV cache"} else "weight sync"
+        text = f"{first} {_in_gib(self.awake)}; update {_in_gib(self.updating)}"
+        if self.sampling:
+            text += f"; a rank that only samples {_in_gib(self.sampling)}"
+        return text
 
 
 def _in_gib(parts: dict[str, float]) -> str:
@@ -120,27 +127,41 @@ def memory_need(
         adapters, exported = _adapter_sizes(config)
         trained, pushed = adapters / ranks, exported * BYTES[config.generator.dtype]
     frozen = _frozen_bytes(config, algorithm, shape) / ranks
-    beside = config.needs_engine(algorithm) and not config.generator.ranks
-    engine = config.generator.gpu_memory_utilization * gpu_bytes * beside
+    engine, own = _engine_need(config, algorithm, gpu_bytes), config.generator.ranks > 0
+    context = CONTEXT if gpu_bytes else {}
+    beside = {} if own else engine
     moments = 8 * trained * (config.trainer.optimizer.on_host is True and gpu_bytes > 0)
     awake = {
         STATE: 12 * trained - moments + frozen,
-        "engine": engine,
+        **beside,
         "weight sync": _sync_bytes(shape, BYTES[config.generator.dtype], shards=shards, tp=tp),
-        "CUDA": CONTEXT_BYTES,
+        **context,
     }
     updating = {
         STATE: 16 * trained - moments + frozen,
         **_update_bytes(config, shape, trained_share=trained / (shape.parameters / ranks)),
-        "CUDA": CONTEXT_BYTES,
+        **context,
     }
     if lora:
         awake["pushed adapter"] = 2 * pushed  # the new one and the one before
         updating["pushed adapter"] = pushed
-    if not config.generator.sleep:
-        updating["engine"] = engine
+    if not (config.generator.sleep and gpu_bytes):
+        updating |= beside
     asleep = _engine_bytes(config)[0] * bool(lora and beside and config.generator.sleep)
-    return MemoryNeed(awake, updating, {"moments": moments, "the engine's weights asleep": asleep})
+    on_host = {"moments": moments, "the engine's weights asleep": asleep}
+    return MemoryNeed(awake, updating, engine | context if own else {}, on_host)
+
+
+def _engine_need(
+    config: "RunConfig", algorithm: "Algorithm", gpu_bytes: int
+) -> dict[str, float]:
+    """Bytes of an engine that is awake on each of its ranks, by use."""
+    if not config.needs_engine(algorithm):
+        return {}
+    if gpu_bytes:
+        return {"engine": config.generator.gpu_memory_utilization * gpu_bytes}
+    cache = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
+    return {"engine's weights": _engine_bytes(config)[0], "KV cache": cache}
 
 
 def _frozen_bytes(config: "RunConfig", algorithm: "Algorithm", shape: "_Shape") -> float:
@@ -260,30 +281,6 @@ def choose_by_memory(
         choose(config.generator, "sleep", [False, True][: 1 + beside])
 
 
-def _describe_machine(
-    config: "RunConfig", algorithm: "Algorithm", need: MemoryNeed, trainers: int
-) -> str:
-    """`describe_memory` without a GPU: what each rank needs of this machine's memory."""
-    own, engine = config.generator.ranks, {}
-    parts = {name: size for name, size in need.updating.items() if name not in ("engine", "CUDA")}
-    if config.needs_engine(algorithm):
-        engine["engine's weights"] = _engine_bytes(config)[0]
-        engine["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
-    if own:
-        each, sampling = " for each rank that trains", f"; a rank that samples: {_in_gib(engine)}"
-    else:
-        each, sampling = "" if trainers == 1 else " for each rank", ""
-        parts |= engine
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    line = f"memory of this machine {machine:.0f} GiB, there is no GPU; estimated{each} besides Python: {_in_gib(parts)}{sampling}"
-    if (trainers * sum(parts.values()) + own * sum(engine.values())) / GIB > machine:
-        line += (
-            "\nwarning: that is more than this machine has. Use a smaller model, train adapters alone (--trainer.lora.rank 16), or "
-            "run it on GPUs."
-        )
-    return line
-
-
 def describe_memory(
     config: "RunConfig", algorithm: "Algorithm", *, world_size: int, gpu_bytes: int | None
 ) -> str:
@@ -297,7 +294,15 @@ def describe_memory(
     need, generator = memory_need(config, algorithm, **on), config.generator
     weights, cached = _engine_bytes(config)
     if gpu_bytes is None:
-        return _describe_machine(config, algorithm, need, world_size)
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+        line = f"memory of this machine {machine:.0f} GiB, there is no GPU; estimated for each rank besides Python: {need.describe()}"
+        needed = world_size * need.peak + generator.ranks * sum(need.sampling.values())
+        if needed / GIB > machine:
+            line += (
+                "\nwarning: that is more than this machine has. Use a smaller model, train adapters alone (--trainer.lora.rank 16), "
+                "or run it on GPUs."
+            )
+        return line
     state, size = need.updating[STATE], f"{gpu_bytes / GIB:.0f} GiB"
     if state > gpu_bytes:
         raise UserError(
@@ -315,11 +320,7 @@ def describe_memory(
             f", generator.sleep {generator.sleep}; the KV cache holds about {room:,.0f} tokens, an engine's {at_once} sequences "
             f"of a step need {at_once * generator.max_model_len:,} at full length"
         )
-    line = f"memory of each GPU of {size}, estimated: {need.describe()}"
-    if generator.ranks:
-        engine = {"engine": generator.gpu_memory_utilization * gpu_bytes, "CUDA": CONTEXT_BYTES}
-        line += f"; a GPU that only samples: {_in_gib(engine)}"
-    line += f". {chosen}"
+    line = f"memory of each GPU of {size}, estimated: {need.describe()}. {chosen}"
     if any(need.on_host.values()):
         line += f". The host's memory for each GPU: {_in_gib(need.on_host)}"
     if need.peak > gpu_bytes:

@@ -62,7 +62,7 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(dry_run, monkeypatch)
     assert "4 ranks: the policy is sharded FSDP 4 x TP 1, in 1 replica; 4 engines on 1 rank each" in shown
     assert "a step: 16 prompts x 8 completions = 128 sequences of up to 32 + 32 tokens" in shown
     assert re.search(
-        r"memory of this machine \d+ GiB, there is no GPU; estimated( for each rank)? besides Python: ", shown
+        r"memory of this machine \d+ GiB, there is no GPU; estimated for each rank besides Python: ", shown
     )
     assert "engine's weights 0.0, KV cache 1.0)" in shown
     assert "a checkpoint every 20 steps: 29 MB each, up to 88 MB\n" in shown  # 12 bytes each of 2.4 million
@@ -85,7 +85,7 @@ def test_a_dry_run_plans_for_gpus_that_this_machine_has_not_without_the_model_s_
     assert "6 ranks that only train, and 2 that only sample: the policy is sharded FSDP 6 x TP 1, in 1 replica" in shown
     assert "a step: 32 prompts x 8 completions" in shown  # a GPU's sizes
     assert "memory of each GPU of 80 GiB, estimated: weight sync " in shown
-    assert "; a GPU that only samples: 34.0 GiB (engine 32.0, CUDA 2.0)" in shown
+    assert "; a rank that only samples 34.0 GiB (engine 32.0, CUDA 2.0)" in shown
 
 
 def test_a_dry_run_shows_rows_without_commands_to_the_terminal(dry_run, tmp_path):
