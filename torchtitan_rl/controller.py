@@ -6,7 +6,7 @@ their rewards have been gathered. Large ones (weights, activations, KV cache) ar
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torchtitan.config import Configurable
 
@@ -31,20 +31,11 @@ if TYPE_CHECKING:
     from torchtitan_rl.generator.demonstrations import NoEngine
     from torchtitan_rl.observe.observer import RunObserver
     from torchtitan_rl.rewards.workers import WorkerPool
+    from torchtitan_rl.run.checkpointer import Checkpointer
     from torchtitan_rl.sampler import FarSampler, Sampler
     from torchtitan_rl.sync.weight_sync import WeightSync
     from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
     from torchtitan_rl.trainer.trainer import Trainer, UpdateReport
-
-
-class Checkpoints(Protocol):
-    """Saves the run."""
-
-    def save(self, step: int, *, last_step: bool = False) -> bool:
-        """Save if a checkpoint is due; returns whether the step is saved. Collective."""
-
-    def keep_best(self, step: int) -> None:
-        """Keep the checkpoint of the current `step` as the best so far."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -121,7 +112,7 @@ class Controller(Parts, Configurable):
     """The progress of the run, new or from a checkpoint."""
     observer: "RunObserver"
     """Only what its `evaluation` returns is read: by it the best checkpoint and an early end are chosen."""
-    checkpoints: Checkpoints
+    checkpoints: "Checkpointer"
     stop_requested: Callable[[], int]
     """Returns the number of the signal that asks for the run's end, 0 for none, and makes sure that a signal is noticed."""
     _saved: bool = field(default=False, init=False)

@@ -31,8 +31,8 @@ ORDER = [
 """Drawers and files of the package, the lowest first. Each imports from its own drawer and from those of lower floors; files of the first
 floor, and of the controller's, also from each other."""
 SHARED_FLOORS = (0, 9)
-NAMED_FROM_BELOW = {("run", "config")}
-"""(drawer, drawer above it that it names for type checkers): what keeps a run reads the fields of its config."""
+NAMED_FROM_BELOW = {("run", "config"), ("controller", "run")}
+"""(drawer, drawer above it that it names for type checkers): what keeps a run reads the fields of its config, and the loop saves it."""
 
 
 def imports_of(file: Path, *, types: bool) -> Iterator[tuple[int, str]]:
