@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl import comm
@@ -25,20 +25,16 @@ Scored = list[Group[ScoredCompletion]]
 """The groups of all replicas, in the prompts' order, the same on every rank."""
 
 
+@dataclass(eq=False)
 class Sampler:
     """Samples with this rank's engine. Each group is graded as soon as it is whole, while the engine samples the next."""
 
-    def __init__(
-        self,
-        generator: "Generator | NoEngine",
-        step_sampler: "InFlight | Demonstrations",
-        grader: Grader,
-        keep: Callable[..., None],
-    ) -> None:
-        """`step_sampler` samples the groups of a training step, with the generator or from demonstrations. `keep`: see
-        `RankObserver.keep`."""
-        self.generator, self.step_sampler, self.grader = generator, step_sampler, grader
-        self._keep = keep
+    generator: "Generator | NoEngine"
+    step_sampler: "InFlight | Demonstrations"
+    """Samples the groups of a training step, with the generator or from demonstrations."""
+    grader: Grader
+    keep: Callable[..., None]
+    """See `RankObserver.keep`."""
 
     def draw(self, stream: PromptStream, needed: int, *, first_idx: int = 0) -> list[Prompt]:
         """Returns the stream's next prompts, as many as `training_groups` lacks for `needed` groups."""
@@ -91,7 +87,7 @@ class Sampler:
         grading = self.grader.round(state)
         with timed(f"{prefix}generate"):
             for group in groups:
-                self._keep([group], step=state.global_step, split=split)
+                self.keep([group], step=state.global_step, split=split)
                 # All ranks of one engine have its completions. One grades them, so that no reward function runs twice.
                 if self.generator.rank_in_replica == 0:
                     grading.begin(group)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -176,15 +177,15 @@ class Generator(Configurable):
             )
 
         engine = TurnEngine(
-            self.llm,
-            self.tokenizer,
-            self.end_token_ids,
-            self._hidden_token_ids,
+            engine=self.llm.llm_engine,
+            tokenizer=self.tokenizer,
+            end_token_ids=self.end_token_ids,
+            hidden_token_ids=self._hidden_token_ids,
             seed=seed_of_turn,
             lora_request=self.lora_request,
             records=self.records,
         )
-        return SamplingRound(self, mine, groups, engine, seeded=seeded, step=step)
+        return SamplingRound(self, mine, groups, engine, seeded, step)
 
     def _conversations(
         self, prompt: Prompt, sampling: SamplingConfig, seed_of: Callable[..., int]
@@ -259,24 +260,18 @@ class Generator(Configurable):
         stop_engine(self.llm)
 
 
+@dataclass(eq=False)
 class SamplingRound:
     """The conversations of one `Generator.generate` call. `whole_groups` samples them, and `cut` ends that early."""
 
-    def __init__(
-        self,
-        generator: Generator,
-        prompts: Sequence[Prompt],
-        groups: list[list[Conversation]],
-        engine: TurnEngine,
-        *,
-        seeded: bool,
-        step: int,
-    ) -> None:
-        self.prompts = prompts
-        self.groups = groups
-        """Each prompt's conversations. A conversation that has tokens already goes on after them."""
-        self._generator, self._engine, self._seeded, self._step = generator, engine, seeded, step
-        self._environments: EnvironmentPool | None = None
+    generator: Generator
+    prompts: Sequence[Prompt]
+    groups: list[list[Conversation]]
+    """Each prompt's conversations. A conversation that has tokens already goes on after them."""
+    engine: TurnEngine
+    seeded: bool
+    step: int
+    environments: "EnvironmentPool | None" = field(default=None, init=False)
 
     @property
     def _conversations(self) -> list[Conversation]:
@@ -286,22 +281,22 @@ class SamplingRound:
         """Sample all conversations. Yields each group when its last conversation has ended."""
         if not self.groups:
             return
-        generator, factory = self._generator, self._generator.environments
+        generator, factory = self.generator, self.generator.environments
         conversations = self._conversations
         is_first = generator.rank_in_replica == 0  # calls the environments and records statistics
         pool = nullcontext()
         if factory is not None and is_first:
             pool = closing(factory.start(conversations, generator.make_grammar))
         try:
-            with closing(self._engine), pool as environments:
-                self._environments = environments
+            with closing(self.engine), pool as environments:
+                self.environments = environments
                 ended = roll_out(
                     conversations,
-                    self._engine,
+                    self.engine,
                     environments,
                     generator.share,
                     wait_for_answers=factory is not None and factory.config.wait_for_answers,
-                    seeded=self._seeded,
+                    seeded=self.seeded,
                 )
                 yield from self._as_they_end(ended)
         finally:
@@ -311,14 +306,14 @@ class SamplingRound:
     def cut(self) -> None:
         """Take every unfinished turn out of the engine. The conversations keep the tokens sampled so far, and their
         environments stay open for a round that has the same conversations."""
-        factory, environments = self._generator.environments, self._environments
+        factory, environments = self.generator.environments, self.environments
         conversations = self._conversations
         if factory is not None and factory.config.wait_for_answers:
-            for answer in self._generator.share(
+            for answer in self.generator.share(
                 environments.answers(wait=False, all=True) if environments else ()
             ):
                 conversations[answer.conversation_idx].append_answer(answer)
-        for turn in self._engine.take_back():
+        for turn in self.engine.take_back():
             conversations[turn.conversation_idx].append_turn(turn)
         if environments is not None:
             environments.leave()
@@ -330,11 +325,11 @@ class SamplingRound:
             group = groups[conversation_idx]
             unfinished[id(group)] -= 1
             if unfinished[id(group)] == 0:
-                version, prompt = self._generator.policy_version, group_prompt(group)
-                if version < self._step - 1:  # the weights are one update older than the step's
+                version, prompt = self.generator.policy_version, group_prompt(group)
+                if version < self.step - 1:  # the weights are one update older than the step's
                     for conversation in group:
                         conversation.end_step(version)
-                    version = self._step - 1
+                    version = self.step - 1
                 samples = [conversation.completion(version, prompt) for conversation in group]
                 yield Group(prompt=prompt, samples=samples)
 
