@@ -51,7 +51,7 @@ def changed_base(pair: AdapterPair) -> Callable[[Adapter], Adapter]:
     """Change one element of the engine's base between two pushes: the parameter, or on a CPU the packed copy's source."""
 
     def sabotaged(new: Adapter) -> Adapter:
-        base = pair.base()
+        base = dict(pair.weights())
         base[BASE] = base[BASE].clone()
         base[BASE][3, 5] += 0.5
         pair.generator.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(base.items())})
@@ -80,17 +80,17 @@ def main() -> None:
     most, rows = 1e-5 if args.dtype == "float32" else BOUNDS[args.dtype][1], []
     for version in range(1, 4):
         change_adapters(pair.model, version)
-        pair.push()
+        pair.sync()
         diff = pair.worst_diff(version)
         rows.append((diff < most, f"engine = policy after push {version}", f"{diff:.1e}"))
     old = {name: t.clone() for name, t in pair.sent().items()}
     for what, says, how in sabotages(pair, old):
         pair.begin_anew()
         change_adapters(pair.model, 3)
-        pair.push()
+        pair.sync()
         change_adapters(pair.model, 4)
         try:
-            pair.push(how(pair.sent()))
+            pair.sync(how(pair.sent()))
             said = "nothing"
         except WeightSyncError as error:
             said = str(error)

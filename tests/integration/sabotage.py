@@ -28,8 +28,7 @@ from torch import Tensor  # noqa: E402
 from torchtitan.config import TORCH_DTYPE_MAP, CommConfig  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
-from tests.integration.parity import TokenizerStandIn  # noqa: E402
-from tests.parts.pushes import Policy  # noqa: E402
+from tests.parts.pushes import Policy, TokenizerStandIn  # noqa: E402
 from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharded_policy  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.parts.pushes import PROMPTS, Pair
 from tests.parts.tiny import crowded, members_of, sampled
-from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.models.score import score
 from torchtitan_rl.sampling import SamplingConfig

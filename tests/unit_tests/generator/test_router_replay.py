@@ -9,9 +9,9 @@ import torch
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from tests.integration.parity import EchoingConversations
+from tests.parts.pushes import PROMPTS, Pair
 from tests.parts.stream import ListStream, begun
 from tests.parts.tiny import crowded, members_of, sampled, save_odd_checkpoint
-from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.generator.in_flight import InFlight

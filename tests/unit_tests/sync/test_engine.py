@@ -3,8 +3,7 @@
 import pytest
 from safetensors.torch import load_file
 
-from tests.integration.parity import SEQUENCES, TokenizerStandIn
-from tests.parts.pushes import fill
+from tests.parts.pushes import PROMPTS, TokenizerStandIn, fill
 from tests.parts.tiny import crowded, sampled, save_tiny_checkpoint
 from torchtitan_rl import events
 from torchtitan_rl.device import DEVICE_TYPE
@@ -12,11 +11,10 @@ from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.start import CPU_BLOCK_TOKENS
 from torchtitan_rl.generator.turn_engine import TurnEngine
 from torchtitan_rl.sampling import SamplingConfig
-from torchtitan_rl.types import Completion, Prompt, flat
+from torchtitan_rl.types import Completion, flat
 
 pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="the numbers of blocks are a CPU engine's")
 
-PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 LONG = SamplingConfig(n=3, max_tokens=CPU_BLOCK_TOKENS + 9, stop_token_ids=[7])
 """Into a second block of the cache, with some that end before."""
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 from vllm.lora.request import LoRARequest
 
-from tests.integration.parity import SEQUENCES
 from tests.parts.both_ends import BothEnds
 from tests.parts.lora import A, AdapterPair, B
+from tests.parts.pushes import SEQUENCES
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.models.hf import local_shard
 from torchtitan_rl.models.lora.folder import write_adapter
 from torchtitan_rl.sync.in_process import OTHER_VALUES
 from torchtitan_rl.sync.other_ranks import OtherRanks
-from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSyncError
+from torchtitan_rl.sync.weight_sync import NOT_SENT
 
 pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="vLLM's LoRA on a GPU has no float32")
 
@@ -34,57 +34,44 @@ def pair(one_rank, tmp_path_factory):
 def _clean(pair):
     change_adapters(pair.model, 0)
     pair.begin_anew()
-    pair.push()
+    pair.sync()
     change_adapters(pair.model, 1)
 
 
 def test_engine_and_policy_agree_within_1e_5_after_three_pushes(pair):
     for version in range(1, 4):
         change_adapters(pair.model, version)
-        assert pair.push() == sum(t.nbytes for t in pair.sent().values())  # adapters alone
+        assert pair.sync() == sum(t.nbytes for t in pair.sent().values())  # adapters alone
         assert pair.worst_diff(version) < 1e-5
 
 
 def test_adapter_changes_the_logprobs(pair):
     before = pair.generator.prompt_logprobs(np.array(SEQUENCES[0]))
-    pair.push()
+    pair.sync()
     assert np.abs(pair.generator.prompt_logprobs(np.array(SEQUENCES[0])) - before).max() > 1e-2
 
 
-def test_vllm_with_the_exported_folder_equals_the_policy(pair, tmp_path):
+def test_vllm_with_the_exported_folder_equals_the_policy(pair, tmp_path, monkeypatch):
     write_adapter(dict(pair.lora.weights(torch.float32)), pair.lora.config, "base", tmp_path)
-    own, pair.generator.lora_request = pair.generator.lora_request, LoRARequest("exported", 2, str(tmp_path))
-    try:
-        diffs = [pair.generator.prompt_logprobs(np.array(ids)) - pair.logprobs(ids) for ids in SEQUENCES]
-    finally:
-        pair.generator.lora_request = own
+    monkeypatch.setattr(pair.generator, "lora_request", LoRARequest("exported", 2, str(tmp_path)))
+    diffs = [pair.generator.prompt_logprobs(np.array(ids)) - pair.logprobs(ids) for ids in SEQUENCES]
     assert np.abs(np.concatenate(diffs)).max() < 2e-5
 
 
-def test_a_stale_adapter_is_named(pair):
-    change_adapters(pair.model, 0)
-    old = pair.sent()
-    change_adapters(pair.model, 1)
-    with pytest.raises(WeightSyncError, match=f"q_proj.lora_A.weight {OTHER_VALUES}; .* and .* more"):
-        pair.push(old)
-
-
-def test_adapters_alone_go_to_an_engine_on_another_rank_and_a_wrong_one_is_named(pair):
-    pair.begin_anew(partial(OtherRanks, BothEnds(pair.generator, pair.lora)))
-    assert pair.push() == sum(t.nbytes for t in (pair.base() | pair.sent()).values())
+def test_adapters_alone_go_to_an_engine_on_another_rank_and_a_wrong_one_is_named(pair, monkeypatch):
+    monkeypatch.setattr(pair, "connect", partial(OtherRanks, BothEnds(pair.generator, pair.lora)))
+    pair.begin_anew()
+    assert pair.sync() == sum(t.nbytes for t in (dict(pair.weights()) | pair.sent()).values())
     change_adapters(pair.model, 2)
-    assert pair.push() == sum(t.nbytes for t in pair.sent().values())
+    assert pair.sync() == sum(t.nbytes for t in pair.sent().values())
     assert pair.worst_diff(2) < 1e-5
-    with pytest.raises(WeightSyncError, match=f"policy's: {A} {OTHER_VALUES}. Nothing"):
-        pair.push(pair.sent() | {A: 1.01 * pair.sent()[A]})
+    assert f"policy's: {A} {OTHER_VALUES}. Nothing" in pair.fault(pair.sent() | {A: 1.01 * pair.sent()[A]})
 
 
 K, OTHER_B = "model.layers.0.self_attn.k_proj.lora_B.weight", B.replace("layers.1", "layers.0")
 WRONG = {
     "A of a wrong scale": (lambda sent: sent[A].mul_(1.01), f"policy's: {A} {OTHER_VALUES}. Nothing"),
-    "B of a wrong scale": (lambda sent: sent[B].mul_(1.01), f"policy's: {B} {OTHER_VALUES}. Nothing"),
     "B of a slice of a wrong scale": (lambda sent: sent[K].mul_(1.01), f"policy's: {K} {OTHER_VALUES}. Nothing"),
-    "zeros": (lambda sent: sent[A].zero_(), f"policy's: {A} {OTHER_VALUES}. Nothing"),
     "another layer's B": (
         lambda sent: sent.update({B: sent[OTHER_B], OTHER_B: sent[B]}),
         f"policy's: {OTHER_B} {OTHER_VALUES}; {B} {OTHER_VALUES}. Nothing",
@@ -92,25 +79,20 @@ WRONG = {
     "a dropped tensor": (lambda sent: sent.pop(A), f"{A} {NOT_SENT}"),
     "a dropped adapter": (dict.clear, f"q_proj.lora_A.weight {NOT_SENT}"),
 }
-"""What is sent in place of the policy's adapter, and what the error says."""
+"""What is sent in place of the policy's adapter, and what the error says. `lora_sync` of the whole runs has more on each layout."""
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_adapter_is_named(pair, wrong):
     (change, message), sent = WRONG[wrong], pair.sent()
     change(sent)
-    with pytest.raises(WeightSyncError, match=message):
-        pair.push(sent)
+    assert message in pair.fault(sent)
 
 
 def test_changed_base_weights_are_named(pair):
     name = "model.layers.1.mlp.down_proj.weight"
-    parameter = dict(pair.model.named_parameters())["layers.1.feed_forward.w2.weight"]
-    with torch.no_grad():
-        local_shard(parameter)[3, 5] += 0.5  # the policy's; to the proof it is the same as a change of the engine's
-    try:
-        with pytest.raises(WeightSyncError, match=f"policy's: {name} {OTHER_VALUES}. Nothing"):
-            pair.push()
-    finally:
-        with torch.no_grad():
-            local_shard(parameter)[3, 5] -= 0.5
+    shard = local_shard(dict(pair.model.named_parameters())["layers.1.feed_forward.w2.weight"])
+    shard[3, 5] += 0.5  # the policy's; to the proof it is the same as a change of the engine's
+    message = pair.fault()
+    shard[3, 5] -= 0.5
+    assert f"policy's: {name} {OTHER_VALUES}. Nothing" in message

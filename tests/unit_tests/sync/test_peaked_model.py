@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from tests.parts.pushes import Pair
 from tests.parts.tiny import save_peaked_checkpoint, scale_policy
-from tests.unit_tests.sync.test_weight_sync import Pair, fault_of_another_model, scale_rotary_base
+from tests.unit_tests.sync.test_weight_sync import fault_of_another_model, scale_rotary_base
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.sync.in_process import OTHER_VALUES
 

@@ -15,11 +15,11 @@ import pydantic
 import pytest
 
 from tests.parts.conversations import TaskWith, prompts
+from tests.parts.pushes import Pair
 from tests.parts.stream import ListStream, begun
 from tests.parts.talk import chat_tokenizer, save_talker
 from tests.parts.tiny import DIMENSIONS, members_of, sampled
 from tests.unit_tests.generator.test_kept_tokens import COUNTS, TEMPERATURE, gate_of, kept_sets, scores
-from tests.unit_tests.sync.test_weight_sync import Pair
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.agents.protocol import ChatRequest
 from torchtitan_rl.environments.agents.settings import NotFollowed
