@@ -68,8 +68,8 @@ class GeneratorRank:
         recorded = comm.all_gather_lists([self.observer.hand_over()])
         return Answered(scored, in_flight.carried, recorded)
 
-    def connect(self, shapes: Sequence[Shapes]) -> torch.dtype:
-        self._engine = InProcess(self.generator, self._lora, *shapes)
+    def connect(self, shapes: Shapes) -> torch.dtype:
+        self._engine = InProcess(self.generator, self._lora, shapes)
         return self._engine.dtype
 
     def receive(self, *, sends_base: bool, policy_version: int) -> dict[str, int]:

@@ -85,7 +85,7 @@ def main() -> None:
 def bench(model: torch.nn.Module, adapter: object, generator: Generator, repeats: int) -> None:
     """Time the three in turns and print them on rank 0."""
     policy_shards = ShardChecksums(exported_rows(model, adapter))
-    engine = InProcess(generator, None, policy_shards.shapes, {})
+    engine = InProcess(generator, None, policy_shards.shapes)
     weights = lambda: hf_weights(model, adapter, generator.dtype)  # noqa: E731
     all_weights = [tensor for _, tensor in weights()]
     copies = [tensor.clone() for tensor in all_weights]
@@ -96,8 +96,8 @@ def bench(model: torch.nn.Module, adapter: object, generator: Generator, repeats
 
     def proven() -> None:
         without()
-        right = policy_shards.checksums(generator.dtype).cpu() * engine.copies(side=0, packed=True)
-        assert torch.equal(engine.checksums(side=0, packed=True)[0], right)
+        right = policy_shards.checksums(generator.dtype).cpu() * engine.copies(packed=True)
+        assert torch.equal(engine.checksums(packed=True)[0], right)
 
     def copy() -> None:
         for target, tensor in zip(copies, all_weights, strict=True):

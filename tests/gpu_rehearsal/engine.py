@@ -251,14 +251,14 @@ def rehearse_steps(at: str, steps: int = 3) -> list[str]:
         faults.append("vLLM schedules otherwise than on CUDA: the rehearsal does not cover what a GPU runs")
     generator.sleep()
     shards = ShardChecksums(exported_rows(policy, adapter))
-    transport = InProcess(generator, None, shards.shapes, {})
+    transport = InProcess(generator, None, shards.shapes)
     for step in range(steps):
         for parameter in policy.parameters():
             nn.init.normal_(parameter)
         sent = dict(hf_weights(policy, adapter, torch.bfloat16))
         transport.send([sent], (), policy_version=step)
-        right = shards.checksums(torch.bfloat16).cpu() * transport.copies(side=0, packed=True)
-        differs = (transport.checksums(side=0, packed=True)[0] != right).tolist()
+        right = shards.checksums(torch.bfloat16).cpu() * transport.copies(packed=True)
+        differs = (transport.checksums(packed=True)[0] != right).tolist()
         faults += [f"{name} arrived otherwise" for name, other in zip(shards.shapes, differs, strict=True) if other]
         faults += transport.faults()
         ids = [rng.integers(10, 100, int(rng.integers(4, 60))) for _ in range(9)]

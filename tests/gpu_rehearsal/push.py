@@ -89,10 +89,10 @@ def stand_in(model: nn.Module, degree: int, dtype: torch.dtype) -> SimpleNamespa
 def connected(trainer: Trainer, degree: int) -> WeightSync:
     """Returns a sync with an engine of this tensor parallelism. vLLM would load its first push."""
 
-    def connect(lora: None, shapes: Shapes, adapter_shapes: Shapes) -> InProcess:
+    def connect(lora: None, shapes: Shapes) -> InProcess:
         head_dim = trainer.model.config.first_attention.head_dim
         sizes = {"degree": degree, "head_dim": head_dim, "dtype": torch.bfloat16, "device": "cuda"}
-        return InProcess(stand_in(engine_model(shapes, **sizes), degree, torch.bfloat16), lora, shapes, adapter_shapes)
+        return InProcess(stand_in(engine_model(shapes, **sizes), degree, torch.bfloat16), lora, shapes)
 
     sync = WeightSync.Config(check_interval=0).build(trainer=trainer, connect=connect, probe=np.arange(5, 60))
     sync._check_probe = lambda **_: None  # of the first push: the engine computes nothing

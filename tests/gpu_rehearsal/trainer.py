@@ -193,7 +193,7 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
         device.operators.clear()
         sync.push(policy_version=1)
         record.layers = len(trainer.model.layers)
-        record.elements = sum(rows * columns for rows, columns in sync._sides[0].shapes.values())
+        record.elements = sum(rows * columns for rows, columns in sync._policy.shapes.values())
         del sync
     phase("sync")
     wire, sent = Wire(), {name: (tensor.shape, tensor.dtype) for name, tensor in weights()}

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -33,25 +32,22 @@ CHANGED = "is a constant of the engine that has changed since its start"
 class InProcess:
     """Loads weights into the engine, and reads what it computes with."""
 
-    def __init__(
-        self, generator: Generator, lora: Lora | None, shapes: Shapes, adapter_shapes: Shapes
-    ) -> None:
-        """The engine's present constants count as correct. `shapes`, `adapter_shapes`: of the policy's weights."""
+    def __init__(self, generator: Generator, lora: Lora | None, shapes: Shapes) -> None:
+        """The engine's present constants count as correct. `shapes`: of the policy's weights."""
         self._generator, self._lora = generator, lora
         self._model: nn.Module = generator.inspect(lambda model: model)
         self.dtype = generator.dtype
-        weights = partial(
-            EngineWeights,
+        self._weights = EngineWeights(
+            shapes,
             rank=generator.rank_in_replica,
             degree=generator.config.tensor_parallel_degree,
             dtype=generator.dtype,
             device=next(self._model.parameters()).device,
         )
-        self._sides = [weights(shapes), weights(adapter_shapes)]
         head = generator.wide_head
-        find_base(self._sides[0], self._model, unused=head.source if head else None)
+        find_base(self._weights, self._model, unused=head.source if head else None)
         if lora:
-            find_adapter(self._sides[1], self._model)
+            find_adapter(self._weights, self._model)
             if ON_CPU:
                 apply_adapter_at_once(self._model)
         self._placed = False
@@ -76,7 +72,7 @@ class InProcess:
         if base is not None:
             blocks = _counted(base, sizes)
             if self._placed and not ON_CPU:
-                self._sides[0].load(blocks)
+                self._weights.load(blocks)
             else:
                 load_base(self._generator, pairs(blocks))
             self._placed = True
@@ -89,13 +85,13 @@ class InProcess:
     def asleep(self) -> bool:
         return self._generator.asleep
 
-    def copies(self, *, side: int, packed: bool) -> Tensor:
-        """See `EngineWeights.copies`; on the CPU. `side`: 0 the base, 1 the adapter."""
-        return self._sides[side].copies(packed=packed).cpu()
+    def copies(self, *, packed: bool) -> Tensor:
+        """See `EngineWeights.copies`; on the CPU."""
+        return self._weights.copies(packed=packed).cpu()
 
-    def checksums(self, *, side: int, packed: bool) -> Tensor:
+    def checksums(self, *, packed: bool) -> Tensor:
         """Returns each engine's checksums, summed over its copies and its ranks, [engines, names] int64 on the CPU. Collective."""
-        mine = self._sides[side].checksums(packed=packed)  # [names] this rank's part
+        mine = self._weights.checksums(packed=packed)  # [names] this rank's part
         generator = self._generator
         of_engines = mine.new_zeros(generator.num_replicas, len(mine))
         of_engines[generator.replica] = mine

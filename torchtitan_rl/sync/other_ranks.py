@@ -16,8 +16,8 @@ class OtherRanks:
 
     asleep = False
 
-    def __init__(self, link: Link, lora: Lora | None, *shapes: Shapes) -> None:
-        """`shapes`: of the policy's weights and of its adapter's."""
+    def __init__(self, link: Link, lora: Lora | None, shapes: Shapes) -> None:
+        """`shapes`: of the policy's weights."""
         self._link, self._lora, self._step = link, lora, 0
         with phase("wait for the generators' engines"):
             self.dtype = link.call(0, "connect", shapes=shapes)

@@ -52,23 +52,20 @@ class WeightSync(Configurable):
         config: WeightSyncConfig,
         *,
         trainer: "Trainer",
-        connect: "Callable[[Lora | None, Shapes, Shapes], InProcess | OtherRanks]",
+        connect: "Callable[[Lora | None, Shapes], InProcess | OtherRanks]",
         probe: IntArray,
     ) -> None:
         """
         Args:
-            connect: returns the transport to the engines, for the shapes of the policy's weights and of its adapter's.
+            connect: returns the transport to the engines, for the shapes of the policy's weights.
             probe: [L] the tokens that both sides score.
         """
         self.config = config
         self._trainer, self._probe = trainer, probe
         model, names, lora = trainer.model, trainer.state_dict_adapter, trainer.lora
-        base = ShardChecksums(exported_rows(model, names))
-        adapter = ShardChecksums(
-            adapter_rows(model, names) if lora else (), lora_scale=lora.scale if lora else 1.0
-        )
-        self._sides = [base, adapter] if lora else [base]
-        self._engine = connect(lora, base.shapes, adapter.shapes)
+        exported = [*exported_rows(model, names), *(adapter_rows(model, names) if lora else ())]
+        self._policy = ShardChecksums(exported, lora_scale=lora.scale if lora else 1.0)
+        self._engine = connect(lora, self._policy.shapes)
         trained = TORCH_DTYPE_MAP[trainer.config.mixed_precision_param]
         same_float32 = trained == self._engine.dtype == torch.float32
         self._coarser = torch.float32 if same_float32 else torch.bfloat16
@@ -131,13 +128,12 @@ class WeightSync(Configurable):
     def _missing(self, sent: Collection[str], *, sends_base: bool) -> dict[str, str]:
         """Returns {name: fault} of tensors that were not sent, or for which the engine has no adapter."""
         missing: dict[str, str] = {}
-        for side in range(0 if sends_base else 1, len(self._sides)):
-            copies_of_names = self._engine.copies(side=side, packed=True).tolist()
-            for name, copies in zip(self._sides[side].shapes, copies_of_names, strict=True):
-                if copies and name not in sent:
-                    missing[name] = NOT_SENT
-                elif not copies and is_adapter(name):
-                    missing[name] = NO_PLACE
+        copies_of_names = self._engine.copies(packed=True).tolist()
+        for name, copies in zip(self._policy.shapes, copies_of_names, strict=True):
+            if is_adapter(name) and not copies:
+                missing[name] = NO_PLACE
+            elif (sends_base or is_adapter(name)) and copies and name not in sent:
+                missing[name] = NOT_SENT
         return missing
 
     def _check_arrival(self, missing: dict[str, str], *, in_full: bool) -> None:
@@ -156,17 +152,14 @@ class WeightSync(Configurable):
         Args:
             packed: also compare the matrices that a CPU engine has packed.
         """
-        wrong: list[str] = []
-        for side, policy in enumerate(self._sides):
-            # [names] in each engine, on its ranks together
-            copies = self._engine.copies(side=side, packed=packed)
-            due = set(copies.nonzero().flatten().tolist())
-            of_policy = policy.checksums(self._engine.dtype, due)  # [names] this rank's part
-            dist.all_reduce(of_policy)
-            of_engines = self._engine.checksums(side=side, packed=packed)  # [engines, names]
-            differs = (of_engines != of_policy.cpu() * copies).any(0).tolist()  # [names]
-            wrong += [name for name, other in zip(policy.shapes, differs, strict=True) if other]
-        return wrong
+        # [names] in each engine, on its ranks together
+        copies = self._engine.copies(packed=packed)
+        due = set(copies.nonzero().flatten().tolist())
+        of_policy = self._policy.checksums(self._engine.dtype, due)  # [names] this rank's part
+        dist.all_reduce(of_policy)
+        of_engines = self._engine.checksums(packed=packed)  # [engines, names]
+        differs = (of_engines != of_policy.cpu() * copies).any(0).tolist()  # [names]
+        return [name for name, other in zip(self._policy.shapes, differs, strict=True) if other]
 
     def _faults(self, wrong: list[str], missing: dict[str, str]) -> list[str]:
         """Returns a sentence for each fault of any rank's engine, the same on every rank. Collective."""
@@ -212,9 +205,7 @@ class WeightSync(Configurable):
 
     def _drift(self) -> str:
         """Says which of the policy's replicas are unequal, with a space at the end; else "". Collective."""
-        faults: list[str] = []
-        for policy in self._sides:
-            faults += policy.drifted(self._engine.dtype)
+        faults = self._policy.drifted(self._engine.dtype)
         if not faults:
             return ""
         return f"The policy's own replicas have drifted apart, the engine is not the cause: {_first(faults)}. "
@@ -224,8 +215,8 @@ class WeightSync(Configurable):
 
         Packed matrices are compared at full checks, all others and the engine's constants (`wrong` is empty) at every push.
         """
-        copies_of_names = self._engine.copies(side=0, packed=False).tolist()
-        compared = zip(self._sides[0].shapes, copies_of_names, strict=True)
+        copies_of_names = self._engine.copies(packed=False).tolist()
+        compared = zip(self._policy.shapes, copies_of_names, strict=True)
         packed = {name for name, copies in compared if copies == 0}
         return self._versions if wrong and packed.issuperset(wrong) else self._versions[-1:]
 
