@@ -16,14 +16,14 @@ class ListStream:
 
     def __init__(self, prompts: list[Prompt]) -> None:
         self._prompts = prompts
-        self._seen = 0
+        self.seen = 0
 
     def at(self, stream_idx: int) -> Prompt:
         return self._prompts[stream_idx]
 
     def next_batch(self, num_prompts: int, *, first_idx: int = 0) -> list[Prompt]:
-        new = self._prompts[self._seen : self._seen + num_prompts]
-        self._seen += len(new)
+        new = self._prompts[self.seen : self.seen + num_prompts]
+        self.seen += len(new)
         return [replace(prompt, prompt_idx=first_idx + i) for i, prompt in enumerate(new)]
 
 

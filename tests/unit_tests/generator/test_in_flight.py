@@ -10,31 +10,21 @@ from tests.parts.stream import ListStream, begun
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.generator.in_flight import Carried, GroupBudget, InFlight
 from torchtitan_rl.sampling import SamplingConfig
-from torchtitan_rl.types import Prompt, flat
+from torchtitan_rl.types import flat
 
 SAMPLING = SamplingConfig(n=3, max_tokens=40)
 
 
-class Stream:
+def repeated(made) -> ListStream:
     """Training prompts of a made-up stream, repeated every seven."""
-
-    def __init__(self, made) -> None:
-        self._prompts = prompts(made, 7)
-        self.seen = 0
-
-    def at(self, index: int) -> Prompt:
-        return replace(self._prompts[index % 7], prompt_idx=0, stream_idx=index)
-
-    def next_batch(self, num: int, *, first_idx: int = 0) -> list[Prompt]:
-        self.seen += num
-        return [replace(self.at(self.seen - num + i), prompt_idx=i) for i in range(num)]
+    return ListStream([replace(prompt, stream_idx=i) for i, prompt in enumerate(prompts(made, 7) * 20)])
 
 
 class Run:
     """Steps of `needed` groups on one engine, whose weights stay the same; only their version counts up."""
 
     def __init__(self, generator, made, *, prompts: int, max_age: int = 4, needed: int = 4, sampling=SAMPLING) -> None:
-        self.stream, self.needed, self.version = Stream(made), needed, 0
+        self.stream, self.needed, self.version = repeated(made), needed, 0
         config = InFlight.Config(prompts=prompts, max_age=max_age)
         self.in_flight = config.build(generator=generator, stream=self.stream)
         self.generator, self.sampling = generator, sampling
@@ -66,7 +56,7 @@ def test_oldest_groups_are_finished_first():
 
 
 def test_new_prompts_fill_the_free_slots(made):
-    stream = Stream(made)
+    stream = repeated(made)
     in_flight = InFlight.Config(prompts=6).build(generator=None, stream=stream)
     first = in_flight._with_carried(stream.next_batch(6))
     assert [p.prompt_idx for p in first] == [0, 1, 2, 3, 4, 5]
@@ -82,7 +72,7 @@ def test_resumed_completions_have_the_greedy_tokens_of_uninterrupted_ones(genera
     groups = [group for _ in range(6) for group in run.step()]
     cut = [c for c in flat(groups) if c.token_versions is not None and len(set(c.token_versions.tolist())) > 1]
     assert cut, "no completion was cut, so nothing was tested"
-    stream = Stream(made)
+    stream = repeated(made)
     generator.llm.reset_prefix_cache()
     whole = generator.generate(stream.next_batch(7), step=0, sampling_config=greedy)
     uncut = {group.prompt.stream_idx: group.samples[0] for group in whole}
