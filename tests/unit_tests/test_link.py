@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests.parts.stream import ListStream
 from torchtitan_rl.generator_rank import GeneratorRank
 from torchtitan_rl.link import Link, Order
 from torchtitan_rl.rewards.trainer_state import TrainerState
@@ -69,22 +70,19 @@ class Samples:
         self.step_sampler = SimpleNamespace(carried={})
 
     def training_groups(self, new, needed, round, *, state):
+        first_counts_as_rank_0(state)
         texts = [*(carried.text for carried in self.step_sampler.carried.values()), *(prompt.text for prompt in new)]
         self.step_sampler.carried = {needed: question(f"carried by step {state.global_step}")}
         return [group(f"{text} in step {state.global_step}.{round}") for text in texts[:needed]]
 
     def held_out_groups(self, prompts, sampling, its_pass, *, state):
+        first_counts_as_rank_0(state)
         return [group(f"{prompt.text} for {its_pass}") for prompt in prompts]
 
 
-class Stream:
-    """Prompts that are numbered."""
-
-    taken = 0
-
-    def next_batch(self, size, first_idx=0):
-        self.taken += size
-        return [question(f"prompt {i}") for i in range(self.taken - size, self.taken)]
+def first_counts_as_rank_0(state):
+    """For reward functions, whichever rank of the job the first generator is."""
+    assert state.is_world_process_zero == state.is_local_process_zero == (dist.get_rank() == 0)
 
 
 def question(text):
@@ -101,7 +99,7 @@ def texts(groups):
 
 def train_one_ahead(link):
     """Two steps of FarSampler with a group in flight; the groups of the second are sampled ahead."""
-    recorded, stream = [], Stream()
+    recorded, stream = [], ListStream([question(f"prompt {i}") for i in range(9)])
     in_flight = SimpleNamespace(carried={5: question("carried by a checkpoint")})
     in_flight.num_new = lambda needed: needed + 1 - len(in_flight.carried)
     sampler = FarSampler(link, in_flight, ahead=True, record=recorded.append)
@@ -124,7 +122,7 @@ def train_one_ahead(link):
 
 
 def join(rank, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="4")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="4")
     dist.init_process_group("gloo", timeout=TIMEOUT)
     return Link(2, TIMEOUT)
 

@@ -6,8 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from torchtitan_rl import generator_rank
-from torchtitan_rl.generator_rank import GeneratorRank
 from torchtitan_rl.observe.collector import Collector
 from torchtitan_rl.observe.reduce import Reduce
 from torchtitan_rl.observe.select import Selection
@@ -76,23 +74,3 @@ def test_nothing_is_sampled_ahead_of_the_last_step():
     far.go_ahead(None, 1, state=TrainerState(global_step=10, max_steps=9))
     far.arrive()
     assert far.state_dict() == {"batch": None}
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_reward_functions_of_the_first_generator_count_as_rank_0_s(rank, monkeypatch):
-    seen = []
-    stub = SimpleNamespace(
-        generator=None,
-        step_sampler=SimpleNamespace(carried={}),
-        training_groups=lambda *, state: seen.append(state),
-        held_out_groups=lambda *, state: seen.append(state),
-    )
-    monkeypatch.setenv("LOCAL_RANK", str(rank + 2))
-    monkeypatch.setattr(generator_rank.dist, "get_rank", lambda: rank)
-    monkeypatch.setattr(generator_rank.comm, "all_gather_lists", list)
-    generators = GeneratorRank(None, stub, None, SimpleNamespace(hand_over=dict), None)
-    for groups in ("training_groups", "held_out_groups"):
-        generators.sample(groups, (), TrainerState(global_step=3), {})  # as the trainers' rank 0 sends it
-    assert [one.global_step for one in seen] == [3, 3]
-    for one in seen:
-        assert one.is_world_process_zero == one.is_local_process_zero == (rank == 0)
