@@ -4,7 +4,7 @@ A carried group keeps its tokens with their log-probabilities, and its environme
 and the environments' answers. None is thrown away: a group that has reached the greatest age is waited for.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,22 +31,6 @@ class Carried:
     since: int
     """The policy version of the group's first tokens."""
     samples: list[Recorded]
-
-
-class GroupBudget:
-    """Decides which groups a step takes on one replica, as they become whole."""
-
-    def __init__(self, size: int, urgent: Collection[int] = ()) -> None:
-        """`size`: groups to take, among them the `urgent` ones, by prompt_idx."""
-        self.left, self._urgent = size, set(urgent)
-
-    def takes(self, prompt_idx: int) -> bool:
-        """Whether the whole group of `prompt_idx` is taken. Room is kept for the urgent ones."""
-        if prompt_idx not in self._urgent and self.left == len(self._urgent):
-            return False
-        self._urgent.discard(prompt_idx)
-        self.left -= 1
-        return True
 
 
 class InFlight(Configurable):
@@ -125,13 +109,16 @@ class InFlight(Configurable):
         self._restore(begun.groups)
         self._here = {}
         share = len(range(generator.replica, needed, generator.num_replicas))
-        budget, taken = self._budget(begun.prompts, share), set()
+        left, urgent, taken = share, self._urgent(begun.prompts, share), set()
         with closing(begun.whole_groups()) as whole:
             for group in whole:
-                if budget.takes(group.prompt.prompt_idx):
-                    taken.add(group.prompt.prompt_idx)
+                index = group.prompt.prompt_idx
+                if index in urgent or left > len(urgent):  # room is kept for the urgent ones
+                    urgent.discard(index)
+                    taken.add(index)
+                    left -= 1
                     yield group
-                if not budget.left:
+                if not left:
                     break
             begun.cut()
         for prompt, conversations in zip(begun.prompts, begun.groups, strict=True):
@@ -158,13 +145,13 @@ class InFlight(Configurable):
             of_all = f"{num_new} of {len(asked)} conversations in flight"
             progress(f"{of_all} begin anew: their environments answer otherwise now")
 
-    def _budget(self, mine: Sequence[Prompt], size: int) -> GroupBudget:
-        """Returns the quota of a replica that samples `mine`."""
+    def _urgent(self, mine: Sequence[Prompt], size: int) -> set[int]:
+        """Returns the carried groups among `mine` that the step waits for, at most `size`, by prompt_idx: the oldest."""
         version = self._generator.policy_version
         carried = [self.carried[p.prompt_idx] for p in mine if p.prompt_idx in self.carried]
         old = [group for group in carried if version - group.since >= self.config.max_age]
         old.sort(key=lambda group: (group.since, group.prompt.prompt_idx))
-        return GroupBudget(size, [group.prompt.prompt_idx for group in old[:size]])
+        return {group.prompt.prompt_idx for group in old[:size]}
 
     def _keep(self, prompt: Prompt, conversations: Sequence[Conversation]) -> None:
         """Keep a group of this replica for the next step."""

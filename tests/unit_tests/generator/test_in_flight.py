@@ -8,7 +8,7 @@ import pytest
 from tests.parts.conversations import prompts
 from tests.parts.stream import ListStream, begun
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.generator.in_flight import Carried, GroupBudget, InFlight
+from torchtitan_rl.generator.in_flight import Carried, InFlight
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import flat
 
@@ -47,12 +47,6 @@ def test_tokens_that_are_sampled_one_step_ahead_have_the_version_of_their_weight
             for one in flat(whole):
                 assert one.policy_version == step - 1
                 assert (one.token_versions if versions is None else set(one.token_versions.tolist())) == versions
-
-
-def test_oldest_groups_are_finished_first():
-    budget = GroupBudget(3, urgent=[7])
-    assert [budget.takes(index) for index in (1, 2, 3, 7)] == [True, True, False, True]
-    assert budget.left == 0
 
 
 def test_new_prompts_fill_the_free_slots(made):
