@@ -6,6 +6,7 @@ they cannot see: another model, such as one with a different rotary base.
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,7 +64,8 @@ class WeightSync(Configurable):
         self.config = config
         self._trainer, self._probe = trainer, probe
         model, names, lora = trainer.model, trainer.state_dict_adapter, trainer.lora
-        exported = [*exported_rows(model, names), *(adapter_rows(model, names) if lora else ())]
+        adapter = adapter_rows(model, names) if lora else ()
+        exported = chain(exported_rows(model, names), adapter)
         self._policy = ShardChecksums(exported, lora_scale=lora.scale if lora else 1.0)
         self._engine = connect(lora, self._policy.shapes)
         trained = TORCH_DTYPE_MAP[trainer.config.mixed_precision_param]
