@@ -14,9 +14,11 @@ import torch
 from torchtitan_rl import events
 from torchtitan_rl.command import train
 from torchtitan_rl.command.registry import config_functions, parse_args
+from torchtitan_rl.configs.toys.small_models import small_qwen3
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.fields.references import load_function
 from torchtitan_rl.run.rank_status import StatusFile
+from torchtitan_rl.run.start_checkpoint import START_CHECKPOINTS
 
 
 @pytest.fixture
@@ -116,6 +118,27 @@ def test_a_rank_to_show_that_does_not_exist_is_wrong_input(run, monkeypatch, sho
     monkeypatch.setenv("LOG_RANK", shown)
     assert run(None) == (2, f"error: LOG_RANK = '{shown}': expected a rank, 0 to 0. Leave it out for 0.\n")
 
+
+IN_BFLOAT16 = ["--config", "debug", "--generator.dtype", "bfloat16", "--trainer.logprob-gate.max-diff", "None"]
+
+
+def test_a_predicted_peak_over_the_gpus_memory_is_a_warning_before_a_process_group_starts(run, monkeypatch):
+    def stop(*_):
+        raise UserError("stopped")
+
+    monkeypatch.setattr("torchtitan_rl.build.gpu_memory_bytes", lambda: 2**30)
+    monkeypatch.setattr("torchtitan_rl.comm.init_process_group", stop)
+
+    def start(config):
+        config.hf_assets_path = str(START_CHECKPOINTS / "none")  # neither made nor compared
+        config.model_spec = small_qwen3(vocab_size=320)
+
+    monkeypatch.setattr("torchtitan_rl.build.prepare_start", start)
+    code, said = run(train.train_run, IN_BFLOAT16)
+    assert code == 2
+    assert "memory of each GPU of 1 GiB, estimated: engine awake" in said
+    assert "warning: that is more than the GPU has" in said
+    assert said.endswith("error: stopped\n")
 
 
 @pytest.mark.parametrize(
