@@ -9,23 +9,15 @@ import torch
 
 from torchtitan_rl import device
 from torchtitan_rl.generator import patches, start
+from torchtitan_rl.generator.generator import Generator
 
 
-@pytest.mark.parametrize(
-    ("settings", "found"),
-    [
-        ({}, False),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,expandable_segments: true"}, True),
-        ({"PYTORCH_ALLOC_CONF": "backend:native", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, False),
-    ],
-)
-def test_expandable_segments_are_detected_in_the_variables_that_pytorch_reads(monkeypatch, settings, found):
-    for name in start.ALLOCATOR_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    assert start.expandable_segments() is found
+def test_expandable_segments_turn_vllms_own_all_reduce_off(monkeypatch):
+    monkeypatch.setattr(start, "ON_CPU", False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:512,expandable_segments:True")
+    for degree in (1, 2):
+        options = start.engine_options(Generator.Config(tensor_parallel_degree=degree))
+        assert options.get("disable_custom_all_reduce", False) == (degree == 2)
 
 
 def test_vllms_triton_attention_takes_float32():

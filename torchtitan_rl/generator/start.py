@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 CPU_BLOCK_TOKENS = 32
 """Tokens in a block of a CPU engine's KV cache. vLLM's 128 let shorter prompts share nothing, and are no faster."""
 
-
 NEED_TORCHVISION = ("Qwen3_5ForCausalLM",)
 """Architectures of text whose module in vLLM imports torchvision, for images."""
 
@@ -38,8 +36,6 @@ TORCHVISION = (
 )
 """What it imports of it."""
 
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Settings of PyTorch's GPU allocator. The first one that is set wins."""
 
 
 def start_engine(config: GeneratorConfig, hf_assets_path: str, **options: Any) -> "LLM":
@@ -109,7 +105,8 @@ def engine_options(config: GeneratorConfig) -> dict[str, Any]:
     }
     if config.dtype == "float32":
         options["attention_config"] = {"backend": "TRITON_ATTN"}
-    if config.tensor_parallel_degree > 1 and expandable_segments():
+    settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    if config.tensor_parallel_degree > 1 and "expandable_segments:True" in settings:
         options["disable_custom_all_reduce"] = True
     return options
 
@@ -157,9 +154,3 @@ def torchvision_stand_in() -> Iterator[None]:
     finally:
         for name in TORCHVISION:
             del sys.modules[name]
-
-
-def expandable_segments() -> bool:
-    """Whether the environment enables growing segments in PyTorch's GPU allocator."""
-    settings = next(filter(None, map(os.environ.get, ALLOCATOR_VARIABLES)), "")
-    return bool(re.search(r"expandable_segments\s*:\s*(True|1)\b", settings, re.IGNORECASE))
