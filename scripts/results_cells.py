@@ -191,7 +191,7 @@ def bfloat16() -> RunConfig:
     """GRPO with engine and trainer in bfloat16."""
     config = grpo()
     config.generator.dtype = config.trainer.mixed_precision_param = "bfloat16"
-    config.weight_sync.max_diff, config.trainer.logprob_gate.max_diff = 0.5, None
+    config.trainer.logprob_gate.max_diff = None
     return config
 
 

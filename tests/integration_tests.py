@@ -52,14 +52,14 @@ LORA = ["--trainer.lora.rank", "16", "--trainer.optimizer.lr", "1e-3"]
 SHORT = ["--num-steps", "3", "--evaluation.every", "0", "--generator.enforce-eager"]
 """Too few steps for a GPU's engine to compile for."""
 BFLOAT16 = [
-    "--generator.dtype", "bfloat16", "--trainer.mixed-precision-param", "bfloat16", "--weight-sync.max-diff", "0.5",
+    "--generator.dtype", "bfloat16", "--trainer.mixed-precision-param", "bfloat16",
     "--trainer.logprob-gate.max-diff", "None",
 ]  # fmt: skip
 ANY_FOLDER = [
     "--config", "sums", "--hf-assets-path", "{data}/start", *SHORT, "--num-steps", "2", "--num-prompts-per-step", "8",
     "--sampling.n", "4", "--sampling.max-tokens", "24",
     "--generator.max-model-len", "512", "--generator.dtype", "float32",
-    "--trainer.mixed-precision-param", "float32", "--trainer.logprob-gate.max-diff", "1e-3", "--weight-sync.max-diff", "1e-4",
+    "--trainer.mixed-precision-param", "float32", "--trainer.logprob-gate.max-diff", "1e-3",
     "--grader.rewards", "torchtitan_rl.rewards:script(name='latin')",
 ]  # fmt: skip
 """Training whatever model is in the folder `start` of the test's data, in float32, on a reward that random text differs in."""
@@ -70,7 +70,7 @@ HYBRID = {
 }  # fmt: skip
 """Entries of a small Qwen3.5's config.json."""
 LEARNS = [
-    "--generator.dtype", "bfloat16", "--weight-sync.max-diff", "None", "--trainer.logprob-gate.max-diff", "None",
+    "--generator.dtype", "bfloat16", "--trainer.logprob-gate.max-diff", "None",
     "--num-steps", "24", "--num-prompts-per-step", "16", "--trainer.optimizer.lr", "3e-3", "--trainer.lr-scheduler.warmup-steps", "0",
     "--grader.rewards", "torchtitan_rl.rewards:regex('[0-9]')",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ FAMILIES = {"gemma3_text": MIXED, "olmo2": {}, "qwen3_5_text": HYBRID}
 """{model_type: entries of config.json besides the odd dimensions}. Completions are longer than the windows."""
 
 IN_BFLOAT16 = [
-    "--generator.dtype", "bfloat16", "--weight-sync.max-diff", "None", "--trainer.logprob-gate.max-diff", "None",
+    "--generator.dtype", "bfloat16", "--trainer.logprob-gate.max-diff", "None",
 ]  # fmt: skip
 """For the engine of a model with linear layers, which has no other dtype on a CPU."""
 

@@ -122,7 +122,7 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
     # Sharper distributions round more: with 0.3, Qwen2.5's float32 is 2e-4 from float64 on either side, with 0.2 it is 4e-5.
     growth = 0.2 if generator.config.dtype == "float32" else 0.05
     policy = Policy(model, adapter, dtype=generator.config.dtype)
-    config = WeightSync.Config(check_interval=1, max_diff=most_diff)
+    config = WeightSync.Config(check_interval=1)
     sync = config.build(trainer=policy, connect=partial(InProcess, generator), probe=np.array(SEQUENCES[0]))
 
     sequences = SEQUENCES * -(-generator.num_replicas // len(SEQUENCES))  # at least one for each engine

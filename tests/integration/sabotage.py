@@ -146,7 +146,7 @@ class Pair:
         self.probe = np.array(probe)
         self._start: list[Tensor] = []
         self._updates = 0
-        self.config = WeightSync.Config(max_diff=None, check_interval=check_interval)
+        self.config = WeightSync.Config(check_interval=check_interval)
 
     def weights(self) -> Weights:
         return hf_weights(self.model, self.adapter, self.dtype)

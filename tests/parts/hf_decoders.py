@@ -207,8 +207,8 @@ class Engine:
 
     def __init__(self, folder: Path, degree: int = 1) -> None:
         model = spec_from_folder(folder).model
-        self.dtype = "bfloat16" if getattr(model, "linear", 0) else "float32"
-        config = Generator.Config(dtype=self.dtype, max_model_len=64, sleep=False, tensor_parallel_degree=degree)
+        dtype = "bfloat16" if getattr(model, "linear", 0) else "float32"
+        config = Generator.Config(dtype=dtype, max_model_len=64, sleep=False, tensor_parallel_degree=degree)
         with engine_folder(str(folder), model.hf if getattr(model, "part_of", "") else None) as own:
             self.generator = Generator(
                 config,
@@ -222,8 +222,8 @@ class Engine:
         """Push with a probe. Returns the largest difference in log-probability over `sequences`."""
         policy, parts = Policy(model, adapter), sequences()
         scale_policy(model, 1.0)  # back to shards
-        config = WeightSync.Config(max_diff=1e-4 if self.dtype == "float32" else None)
-        sync = config.build(trainer=policy, connect=partial(InProcess, self.generator), probe=parts[0].numpy())
+        connect = partial(InProcess, self.generator)
+        sync = WeightSync(WeightSync.Config(), trainer=policy, connect=connect, probe=parts[0].numpy())
         sync.push(policy_version=1)
         return max(
             float(np.abs(self.generator.prompt_logprobs(ids.numpy()) - logprobs_of(model, ids)).max()) for ids in parts

@@ -24,11 +24,7 @@ LARGEST_RATIOS = {torch.float32: (30.0, 30.0), torch.bfloat16: (3.0, 1.5)}
 
 
 def disagreement(
-    engine: FloatArray,
-    trainer: FloatArray,
-    noise: FloatArray,
-    dtype: torch.dtype,
-    max_diff: float | None,
+    engine: FloatArray, trainer: FloatArray, noise: FloatArray, dtype: torch.dtype
 ) -> str:
     """Returns by how much two models differ if it is too much, else "".
 
@@ -36,11 +32,7 @@ def disagreement(
         engine, trainer: [L - 1] the log-probabilities of the probed tokens.
         noise: [2] `rounding_noise` of the trainer.
         dtype: the coarser one of trainer and engine.
-        max_diff: largest difference of a token; None: any.
     """
-    largest = float(np.abs(engine - trainer).max(initial=0.0))
-    if max_diff is not None and not largest <= max_diff:
-        return f"by {largest:.3g}, more than weight_sync.max_diff = {max_diff:.3g}"
     ratios, limits = distances(engine, trainer, dtype) / noise, LARGEST_RATIOS[dtype]  # [2]
     if not (ratios <= limits).any():
         return f"{ratios[0]:.3g} times as much as rounding explains ({noise[0]:.2g}); the limit is {limits[0]:g} times"

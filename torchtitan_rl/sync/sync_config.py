@@ -14,7 +14,3 @@ class WeightSyncConfig(Configurable.Config):
     check_interval: int = number(50, least=0, remedy="0 checks the first push alone in full.")
     """Pushes from one full check to the next; 0: only the first push. On a GPU, a full check is a push with the
     probe. On a CPU every push has the probe, and a full check compares the packed weights."""
-
-    max_diff: float | None = number(None, least=0, remedy="Leave it out for no limit of one's own.")
-    """Largest allowed difference of a probed token's log-probability. None: none. The difference is compared with the
-    rounding noise of the policy in any case (`sync/probe.py`)."""

@@ -201,8 +201,8 @@ class WeightSync(Configurable):
 
     def _disagreement(self, answers: Sequence[FloatArray], exact: FloatArray) -> str:
         """Returns by how much an engine differs too much; "" if none does. [L - 1] each. Collective."""
-        limits = self._noise, self._coarser, self.config.max_diff
-        differences = [disagreement(answer, exact, *limits) for answer in answers]
+        noise, dtype = self._noise, self._coarser
+        differences = [disagreement(answer, exact, noise, dtype) for answer in answers]
         return next(filter(None, comm.all_gather_lists(differences)), "")
 
     def _drift(self) -> str:
