@@ -122,7 +122,9 @@ def train_one_ahead(link):
 
 
 def join(rank, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="4")
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="4"
+    )
     dist.init_process_group("gloo", timeout=TIMEOUT)
     return Link(2, TIMEOUT)
 

@@ -37,7 +37,6 @@ TORCHVISION = (
 """What it imports of it."""
 
 
-
 def start_engine(config: GeneratorConfig, hf_assets_path: str, **options: Any) -> "LLM":
     """Returns vLLM's engine with empty weights. `options`: further keyword arguments of `vllm.LLM`."""
     from vllm import LLM

@@ -107,7 +107,11 @@ class TurnEngine:
             token_ids=turn.token_ids,
             sampler_logprobs=turn.logprobs.logprobs,
             text=self.tokenizer.decode(
-                [token for token in (*before, *turn.token_ids) if token not in self.hidden_token_ids]
+                [
+                    token
+                    for token in (*before, *turn.token_ids)
+                    if token not in self.hidden_token_ids
+                ]
             ),
             finish_reason=turn.finish_reason,
             records=self.records and self.records(output, name),

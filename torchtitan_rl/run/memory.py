@@ -152,9 +152,7 @@ def memory_need(
     return MemoryNeed(awake, updating, engine | context if own else {}, on_host)
 
 
-def _engine_need(
-    config: "RunConfig", algorithm: "Algorithm", gpu_bytes: int
-) -> dict[str, float]:
+def _engine_need(config: "RunConfig", algorithm: "Algorithm", gpu_bytes: int) -> dict[str, float]:
     """Bytes of an engine that is awake on each of its ranks, by use."""
     if not config.needs_engine(algorithm):
         return {}
