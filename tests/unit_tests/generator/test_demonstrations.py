@@ -75,22 +75,14 @@ def update(trainer: Trainer) -> tuple[float, dict[str, torch.Tensor]]:
 
 
 def dense(folder: str, *, by_sequence: bool = False) -> tuple[float, dict[str, torch.Tensor]]:
-    """The same in float64 by transformers, over rows padded to one length."""
+    """The same in float64 by transformers, a row at a time."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").double()
-    longest = max(len(prompt) + len(ids) for prompt, ids, _ in ROWS)
-    tokens, attended, labels = (torch.zeros(len(ROWS), longest, dtype=torch.int64) for _ in range(3))  # [rows, longest]
-    labels -= 100
-    for row, (prompt, ids, mask) in enumerate(ROWS):
-        length = len(prompt) + len(ids)
-        tokens[row, :length] = torch.tensor(prompt + ids)
-        attended[row, :length] = 1
-        labels[row, len(prompt) : length] = torch.where(torch.tensor(mask), torch.tensor(ids), -100)
-    logits = model(input_ids=tokens, attention_mask=attended).logits[:, :-1]  # [rows, longest - 1, V]
-    losses = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2), labels[:, 1:], reduction="none"
-    )  # [rows, longest - 1]
-    learned = labels[:, 1:] != -100  # [rows, longest - 1]
-    loss = (losses.sum(1) / learned.sum(1)).mean() if by_sequence else losses.sum() / learned.sum()
+    losses = []  # [learned] of each row
+    for prompt, ids, mask in ROWS:
+        tokens = torch.tensor([prompt + ids])  # [1, Lp + L]
+        logprobs = model(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]  # [Lp + L - 1]
+        losses.append(-logprobs[len(prompt) - 1 :][torch.tensor(mask)])
+    loss = torch.stack([row.mean() for row in losses]).mean() if by_sequence else torch.cat(losses).mean()
     loss.backward()
     return loss.item(), {name: p.grad for name, p in model.named_parameters()}
 
