@@ -18,7 +18,7 @@ from torchtitan_rl import device  # noqa: F401
 # isort: split
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, TrainingConfig  # noqa: E402
+from torchtitan.config import CommConfig, ParallelismConfig  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
@@ -31,7 +31,8 @@ from torchtitan_rl.models.hf import exported_rows, hf_weights  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.in_process import InProcess, begin_sampling, load_base  # noqa: E402
 from torchtitan_rl.sync.shard_checksums import ShardChecksums  # noqa: E402
-from torchtitan_rl.trainer.model_loader import build_policy, load_hf_weights, model_config  # noqa: E402
+from torchtitan_rl.trainer.model_loader import ModelLoader  # noqa: E402
+from torchtitan_rl.trainer.trainer_config import TrainerConfig  # noqa: E402
 
 SIZES = {
     "debug": lambda: small_qwen3(vocab_size=320),
@@ -56,20 +57,14 @@ def main() -> None:
     dist.barrier()
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     set_spmd_backend(parallelism.spmd_backend)
-    training = TrainingConfig(seq_len=64, mixed_precision_param=args.dtype)
-    config = model_config(spec, parallelism, training, 64, False)
-    model = build_policy(
-        spec,
-        config,
+    loader = ModelLoader(
+        TrainerConfig(parallelism=parallelism, mixed_precision_param=args.dtype, logprob_chunk_tokens=64),
+        model_spec=spec,
+        folder=folder,
         parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
-        parallelism=parallelism,
-        training=training,
-        compile_config=CompileConfig(),
-        activation_checkpoint="none",
-        dump_folder="",
+        max_model_len=64,
     )
-    adapter = spec.state_dict_adapter(spec.model, None)
-    load_hf_weights(model, adapter, folder)
+    model, adapter = loader.policy(), loader.state_dict_adapter
     generator = Generator(
         Generator.Config(tensor_parallel_degree=args.generator_tp, dtype=args.dtype, max_model_len=64, sleep=False),
         hf_assets_path=folder,

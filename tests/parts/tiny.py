@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
@@ -23,7 +23,8 @@ from torchtitan_rl.models.hf import local_shard
 from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.lora.adapters import Lora, own_part
 from torchtitan_rl.models.lora.lora_config import is_adapter
-from torchtitan_rl.trainer.model_loader import build_policy, load_hf_weights, model_config
+from torchtitan_rl.trainer.model_loader import ModelLoader
+from torchtitan_rl.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.types import Completion, Episode, Group, Member, Prompt, ScoredCompletion
 
 DIMENSIONS = {"vocab_size": 128, "dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2}
@@ -76,20 +77,19 @@ def sharded_policy(
     """
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor", **degrees)
     set_spmd_backend(parallelism.spmd_backend)
-    spec, training = spec_from_folder(folder), TrainingConfig(seq_len=seq_len, mixed_precision_param=dtype)
-    config = model_config(spec, parallelism, training, chunk_tokens, False)
-    model = build_policy(
-        spec,
-        lora.convert(config) if lora else config,
-        parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
-        parallelism=parallelism,
-        training=training,
-        compile_config=CompileConfig(),
+    config = TrainerConfig(
+        parallelism=parallelism, mixed_precision_param=dtype, logprob_chunk_tokens=chunk_tokens, compile_head=False,
         activation_checkpoint=activation_checkpoint,
-        dump_folder="",
+    )  # fmt: skip
+    loader = ModelLoader(
+        config,
+        model_spec=spec_from_folder(folder),
+        folder=str(folder),
+        parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
+        max_model_len=seq_len,
+        lora=lora,
     )
-    adapter = spec.state_dict_adapter(spec.model, None)
-    load_hf_weights(model, adapter, str(folder))
+    model, adapter = loader.policy(), loader.state_dict_adapter
     if lora:
         lora.attach(model, adapter)
     return model, adapter

@@ -38,9 +38,9 @@ class ModelLoader:
         folder: str,
         parallel_dims: ParallelDims,
         max_model_len: int,
-        dump_folder: str,
-        lora: Lora | None,
-        router_replay: bool,
+        dump_folder: str = "",
+        lora: Lora | None = None,
+        router_replay: bool = False,
     ) -> None:
         """
         Args:
@@ -96,64 +96,41 @@ class ModelLoader:
         architecture.lm_head.reads_records = same_rows and not self._router_replay
         if lora:
             architecture = lora.convert(architecture)
-        model = build_policy(
-            model_spec,
-            architecture,
-            parallel_dims=self._parallel_dims,
-            parallelism=config.parallelism,
-            training=training,
-            compile_config=CompileConfig(enable=config.compile, components=["model"]),
-            activation_checkpoint=config.activation_checkpoint,
-            dump_folder=self._dump_folder,
-        )
+        model = self._sharded(model_spec, architecture, training)
         load_hf_weights(model, model_spec.state_dict_adapter(model_spec.model, None), folder)
         return model
 
-
-def build_policy(
-    model_spec: ModelSpec,
-    config: Decoder.Config,
-    *,
-    parallel_dims: ParallelDims,
-    parallelism: ParallelismConfig,
-    training: TrainingConfig,
-    compile_config: CompileConfig,
-    activation_checkpoint: str,
-    dump_folder: str,
-) -> Decoder:
-    """Returns the sharded model with random weights.
-
-    Args:
-        config: of `model_config`, with or without adapters.
-        training: dtype, mixed_precision_param, and seq_len, the longest sequence, which sizes the RoPE cache.
-        compile_config: of the transformer blocks.
-        activation_checkpoint: a key of AC_CLASSES.
-    """
-    with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
-        model = config.build()
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            # A base below adapters has the forward's dtype: no optimizer needs more digits of it.
-            parameter.data = parameter.data.to(TORCH_DTYPE_MAP[training.mixed_precision_param])
-    if compile_config.enable:
-        # KL, batches without a backward and selective checkpointing alone make 7 variants of a block; torch allows 8.
-        torch.compiler.config.recompile_limit = 64
-    ac_class = AC_CLASSES[activation_checkpoint]
-    model = model_spec.parallelize_fn(
-        model,
-        parallel_dims=parallel_dims,
-        training=training,
-        parallelism=parallelism,
-        compile_config=compile_config,
-        ac_config=ac_class.Config() if ac_class else None,
-        dump_folder=dump_folder,
-    )
-    adapt_fsdp(model, reduces=parallel_dims.dp_enabled)
-    model.to_empty(device=DEVICE_TYPE)
-    with torch.no_grad():
-        model.init_weights(buffer_device=None)  # also makes the RoPE caches
-    model.train()
-    return model
+    def _sharded(
+        self, model_spec: ModelSpec, architecture: Decoder.Config, training: TrainingConfig
+    ) -> Decoder:
+        """Returns the sharded model with random weights."""
+        config = self.config
+        with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
+            model = architecture.build()
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                # A base below adapters has the forward's dtype: no optimizer needs more digits of it.
+                forward_dtype = TORCH_DTYPE_MAP[training.mixed_precision_param]
+                parameter.data = parameter.data.to(forward_dtype)
+        if config.compile:
+            # KL, batches without a backward and selective checkpointing alone make 7 variants of a block; torch allows 8.
+            torch.compiler.config.recompile_limit = 64
+        ac_class = AC_CLASSES[config.activation_checkpoint]
+        model = model_spec.parallelize_fn(
+            model,
+            parallel_dims=self._parallel_dims,
+            training=training,
+            parallelism=config.parallelism,
+            compile_config=CompileConfig(enable=config.compile, components=["model"]),
+            ac_config=ac_class.Config() if ac_class else None,
+            dump_folder=self._dump_folder,
+        )
+        adapt_fsdp(model, reduces=self._parallel_dims.dp_enabled)
+        model.to_empty(device=DEVICE_TYPE)
+        with torch.no_grad():
+            model.init_weights(buffer_device=None)  # also makes the RoPE caches
+        model.train()
+        return model
 
 
 def adapt_fsdp(model: nn.Module, *, reduces: bool) -> None:
