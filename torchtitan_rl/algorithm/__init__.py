@@ -29,7 +29,6 @@ from torchtitan_rl.algorithm.losses.loss import Loss, Source, TokenLoss, token_l
 from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs, Sequences
 from torchtitan_rl.algorithm.losses.maxent import (
     BetaController,
-    ListwiseLoss,
     MaxEnt,
     MetaController,
     TauController,

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.parts.algorithm import built, episodes_of, group, normalizers_of, pack, policy_like, run_loss
-from torchtitan_rl.algorithm import Correction, ListwiseLoss, Mismatch, TokenLoss
+from torchtitan_rl.algorithm import Correction, Mismatch, TokenLoss
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.state import RunState
 
@@ -21,17 +21,6 @@ class FloatLoss(TokenLoss):
 class DetachedLoss(TokenLoss):
     def __call__(self, inputs):
         return -inputs.advantages * inputs.logprobs.detach()
-
-
-class TokenListwise(ListwiseLoss):
-    def __call__(self, inputs):
-        return -inputs.logprobs
-
-
-class UnscaledListwise(TokenListwise):
-    def weigh(self, members):
-        for episode in members:
-            episode.credit.columns["mass"] = 2.0
 
 
 class OneWeight(Mismatch):
@@ -56,8 +45,6 @@ def take_step(algorithm):
         ("loss", ScalarLoss, r"ScalarLoss returned a torch.float64 tensor of shape \[\]: expected floats of shape"),
         ("loss", FloatLoss, "FloatLoss returned float: expected floats"),
         ("loss", DetachedLoss, "DetachedLoss returned a loss without a gradient, so nothing would be learned"),
-        ("loss", TokenListwise, r"TokenListwise returned .* of shape \[8\]: expected floats of shape \[2\]"),
-        ("loss", UnscaledListwise, "UnscaledListwise.weigh set masses that sum to 4: expected 1"),
         ("mismatch", OneWeight, r"OneWeight returned .* of shape \[\]: expected floats of shape \[8\]"),
         ("mismatch", SwappedWeight, r"SwappedWeight returned a torch.bool tensor of shape \[8\]: expected floats"),
     ],

@@ -146,7 +146,7 @@ def token_loss(function: Callable[..., Tensor]) -> type[TokenLoss]:
 
 
 def check_values(field: str, part: OwnConfig, values: Tensor, shape: torch.Size) -> None:
-    """Raise UserError unless a part returned a number for each token [T], or each sequence [S].
+    """Raise UserError unless a part returned a number for each token, [T].
 
     PyTorch would broadcast another shape, and multiply by a mask, in silence.
 
@@ -160,5 +160,5 @@ def check_values(field: str, part: OwnConfig, values: Tensor, shape: torch.Size)
         returned = f"a {values.dtype} tensor of shape {list(values.shape)}"
     raise UserError(
         f"{field}: {type(part).__qualname__} returned {returned}: expected floats of shape {list(shape)}, one for each token "
-        "of the micro-batch, or each sequence for a loss of groups. Leave sums and means to algorithm.aggregation."
+        "of the micro-batch. Leave sums and means to algorithm.aggregation."
     )

@@ -5,5 +5,4 @@ from torchtitan_rl.algorithm.losses.maxent.controllers import (
     MetaController,
     TauController,
 )
-from torchtitan_rl.algorithm.losses.maxent.listwise import ListwiseLoss
 from torchtitan_rl.algorithm.losses.maxent.maxent_loss import MaxEnt, maxent_class_defaults

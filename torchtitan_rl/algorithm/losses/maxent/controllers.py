@@ -5,13 +5,11 @@ are too. A checkpoint saves `ControllerState`.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.own_config import OwnConfig
-from torchtitan_rl.summary import same_everywhere
-from torchtitan_rl.types import Metric
 
 WEIGHT_ENTROPY = "maxent/weight_entropy_with_neutral/mean"
 REFERENCE_KL = "reference/kl_k3"
@@ -52,9 +50,7 @@ class TauController(OwnConfig):
         max_tau: float = number(100.0, least="min_tau")
         """Largest tau."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.steers = {"tau": WEIGHT_ENTROPY}
+    steers: ClassVar = {"tau": WEIGHT_ENTROPY}
 
     def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
         """Returns the next tau and updates H~ in `state`; the first H~ is the entropy itself. Neither during warm-up."""
@@ -86,9 +82,7 @@ class BetaController(OwnConfig):
         max_step: float = number(0.2, above=0)
         """Bound on the relative error e."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.steers = {"beta": REFERENCE_KL}
+    steers: ClassVar = {"beta": REFERENCE_KL}
 
     def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
         if REFERENCE_KL not in stats:
@@ -147,35 +141,3 @@ class ControllerState:
     step: int = 0
     """Number of updates so far."""
 
-
-class Controllers:
-    """Moves tau and beta once per step with the configured controllers."""
-
-    def __init__(self, tau: float, beta: float, configs: list[OwnConfig.Config | None]) -> None:
-        self.state = ControllerState(tau, beta)
-        self.active = [config.build() for config in configs if config is not None]
-        self.steered: dict[str, str] = {}
-        """{"tau" or "beta", if it is moved: the metric by which}"""
-        for controller in self.active:
-            self.steered |= controller.steers
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restores a checkpoint's state. A value that no controller moves keeps its configured value."""
-        fixed = {"tau", "beta"} - self.steered.keys()
-        moved = {name: value for name, value in state.items() if name not in fixed}
-        self.state = replace(self.state, **moved)
-
-    def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
-        """Moves tau and beta, and returns metrics of those that moved. A value stays if its statistic is missing in this step."""
-        if not self.active:
-            return {}
-        state, moves, values = self.state, {}, {}
-        for controller in self.active:
-            moves |= controller.moves(state, stats)
-        for name, move in moves.items():
-            values |= {f"{name}_target": move.target, f"{name}_error": move.error}
-            setattr(state, name, move.value)
-        if state.weight_entropy_ema is not None:
-            values["weight_entropy/ema"] = state.weight_entropy_ema
-        state.step += 1
-        return {f"maxent/{key}": same_everywhere(value) for key, value in values.items()}

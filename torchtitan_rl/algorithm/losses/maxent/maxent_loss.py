@@ -1,9 +1,9 @@
 """MaxEnt-GRPO's listwise loss."""
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import correlation
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,15 +11,14 @@ from torch import Tensor
 from torchtitan_rl.algorithm.aggregation import Aggregation
 from torchtitan_rl.algorithm.losses.clip import Clip
 from torchtitan_rl.algorithm.losses.gspo import Gspo
-from torchtitan_rl.algorithm.losses.loss import REFERENCE_LOGPROBS
+from torchtitan_rl.algorithm.losses.loss import REFERENCE_LOGPROBS, Loss
 from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs
 from torchtitan_rl.algorithm.losses.maxent.controllers import (
     BetaController,
-    Controllers,
+    ControllerState,
     MetaController,
     TauController,
 )
-from torchtitan_rl.algorithm.losses.maxent.listwise import MASS, ListwiseLoss
 from torchtitan_rl.algorithm.losses.maxent.weights import (
     entropy,
     is_neutral,
@@ -27,19 +26,25 @@ from torchtitan_rl.algorithm.losses.maxent.weights import (
     reward_distribution,
     softmax,
 )
+from torchtitan_rl.algorithm.unused import expect_defaults
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.summary import describe, same_everywhere
-from torchtitan_rl.types import Episode, FloatArray, Group, Metric, flat
+from torchtitan_rl.types import Episode, FloatArray, Group, Metric
 
+if TYPE_CHECKING:
+    from torchtitan_rl.algorithm.algorithm import Algorithm
+
+MASS = "mass"
+"""In `Credit.columns`: w_i, the episode's share of its group's target distribution; 0 outside the loss."""
 Q_MASS = "q_mass"
 """In `Credit.columns`: q_i, the episode's share of the distribution given by the rewards alone; 0 outside the loss."""
 NO_PREFERENCE = "no preference"
 """`left_out` of the completions of a neutral group. They have weights, but no loss."""
 
 
-class MaxEnt(ListwiseLoss):
+class MaxEnt(Loss):
     """L = mean over groups of -sum_i w_i log softmax_i(s), where s_i = log pi(y_i) is the sequence log-probability.
 
     w is the group's target distribution (`weights.py`), computed when advantages are assigned. clip_coef > 0 adds
@@ -47,7 +52,7 @@ class MaxEnt(ListwiseLoss):
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(ListwiseLoss.Config):
+    class Config(Loss.Config):
         tau: float = number(0.5, above=0)
         """Temperature of the weights; the initial value if a controller moves it."""
         beta: float = number(0.0, least=0)
@@ -87,8 +92,16 @@ class MaxEnt(ListwiseLoss):
             expected = "Clip.Config: of another loss it is the bounds alone"
             expect(is_clip, "algorithm.loss.clip", self.clip, expected, "Use it.")
 
-        def has_token_loss(self) -> bool:
-            return self.clip_coef > 0
+        def check_objective(self, objective: "Algorithm.Config") -> None:
+            """Raise UserError for settings of token losses, which have no effect here."""
+            names = ("kl.coef", "credit", "seed_grpo", "advantage")
+            if self.clip_coef == 0:
+                names += ("aggregation", "mismatch")
+            expect_defaults(objective, names, "a listwise loss, which weighs whole completions")
+
+    learns_from = "rewards"
+    whole_groups = True
+    reads = (MASS,)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -97,26 +110,31 @@ class MaxEnt(ListwiseLoss):
             of_tokens = config.clip_ratio == "token"
             normalize = config.normalize_policy
             self._clip = config.clip.build() if of_tokens else SequenceClip(config.clip, normalize)
-        moved_by: list[OwnConfig.Config | None] = [config.tau_controller, config.beta_controller]
+        configs: list[OwnConfig.Config | None] = [config.tau_controller, config.beta_controller]
         if config.meta_controller is not None:
-            moved_by = [config.meta_controller]
-        self.controllers = Controllers(config.tau, config.beta, moved_by)
-        self.controller_inputs = tuple(self.controllers.steered.values())
-        if config.beta > 0 or "beta" in self.controllers.steered:
+            configs = [config.meta_controller]
+        self._controllers = [own.build() for own in configs if own is not None]
+        self._state = ControllerState(config.tau, config.beta)
+        self._steered: dict[str, str] = {}
+        """{"tau" or "beta", if it is moved: the metric by which}"""
+        for controller in self._controllers:
+            self._steered |= controller.steers
+        self.controller_inputs = tuple(self._steered.values())
+        if config.beta > 0 or "beta" in self._steered:
             self.reads = (MASS, REFERENCE_LOGPROBS)
 
-    def weigh(self, members: list[Episode]) -> None:
+    def _weigh(self, members: list[Episode]) -> None:
         """Sets the columns q_mass and mass, w_i, and the advantage w_i - 1/G of a group's completions; leaves out a neutral group."""
         floor, most = self.config.q_floor, f"less than 1 / {len(members)} completions of a group"
         expect(floor * len(members) < 1, "algorithm.loss.q_floor", floor, most, "Use 1e-6.")
         rewards = [episode.credit.shaped_reward for episode in members]
         q = reward_distribution(rewards, self.config.q_temperature, self.config.q_floor)
-        beta = self.controllers.state.beta
+        beta = self._state.beta
         reference: list[float] | None = None
         if beta > 0:
             normalize = self.config.normalize_reference
             reference = [_score(e, e.reference_logprobs, normalize) for e in members]
-        weights = listwise_weights(q, reference, self.controllers.state.tau, beta)
+        weights = listwise_weights(q, reference, self._state.tau, beta)
         for episode, q_mass, weight in zip(members, q, weights, strict=True):
             episode.credit.columns |= {MASS: weight, Q_MASS: q_mass}
             episode.credit.advantage = weight - 1 / len(members)
@@ -124,11 +142,14 @@ class MaxEnt(ListwiseLoss):
                 episode.credit.left_out = NO_PREFERENCE
 
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
-        for episode in flat(groups):
-            episode.credit.columns |= {MASS: 0.0, Q_MASS: 0.0}
-        super().assign_credit(groups)
+        for group in groups:
+            for episode in group.samples:
+                episode.credit.columns |= {MASS: 0.0, Q_MASS: 0.0}
+            members = [episode for episode in group.samples if episode.in_loss]
+            if members:
+                self._weigh(members)
 
-    def __call__(self, inputs: LossInputs) -> Tensor:
+    def _listwise(self, inputs: LossInputs) -> Tensor:
         """Returns [S] -w_i log softmax_i(s), with the softmax over the sequences of the same group."""
         sequences = inputs.sequences
         score = sequences.mean if self.config.normalize_policy else sequences.sum
@@ -143,7 +164,8 @@ class MaxEnt(ListwiseLoss):
 
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
         """Returns "policy", and its parts "listwise" and "clip" if there is a clip loss; 0-d each."""
-        listwise = super().terms(inputs, aggregation)["policy"]  # 0-d
+        num_groups = max(inputs.normalizers.num_groups, 1)
+        listwise = self._listwise(inputs).sum() / num_groups  # 0-d
         if self._clip is None:
             return {"policy": listwise}
         losses = self._clip(inputs) * inputs.correction  # [T]
@@ -152,7 +174,7 @@ class MaxEnt(ListwiseLoss):
         else:
             # All tokens of a sequence have the same loss.
             total = self.config.clip_coef * inputs.sequences.mean(losses).sum()  # 0-d
-            clip = total / max(inputs.normalizers.num_groups, 1)  # 0-d
+            clip = total / num_groups  # 0-d
         return {"policy": listwise + clip, "listwise": listwise, "clip": clip}
 
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
@@ -172,9 +194,8 @@ class MaxEnt(ListwiseLoss):
             if members[0].in_loss:
                 learning.append(entropies[-1])
                 correlations += self._push_reward_correlation(members)
-        state = self.controllers.state
-        metrics = {"maxent/tau": same_everywhere(state.tau)}
-        metrics["maxent/beta"] = same_everywhere(state.beta)
+        metrics = {"maxent/tau": same_everywhere(self._state.tau)}
+        metrics["maxent/beta"] = same_everywhere(self._state.beta)
         metrics |= describe("maxent/q_entropy", q_entropies)
         metrics |= describe("maxent/weight_entropy_with_neutral", entropies, ("mean", "min", "max"))
         metrics |= describe("maxent/weight_entropy", learning)
@@ -195,13 +216,28 @@ class MaxEnt(ListwiseLoss):
         return [correlation(pushes, rewards)]
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
-        return self.controllers.after_update(stats)
+        """Moves tau and beta, and returns metrics of those that moved. A value stays if its statistic is missing in this step."""
+        if not self._controllers:
+            return {}
+        state, moves, values = self._state, {}, {}
+        for controller in self._controllers:
+            moves |= controller.moves(state, stats)
+        for name, move in moves.items():
+            values |= {f"{name}_target": move.target, f"{name}_error": move.error}
+            setattr(state, name, move.value)
+        if state.weight_entropy_ema is not None:
+            values["weight_entropy/ema"] = state.weight_entropy_ema
+        state.step += 1
+        return {f"maxent/{key}": same_everywhere(value) for key, value in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return asdict(self.controllers.state)
+        return asdict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.controllers.load(state)
+        """Restores a checkpoint's state. A value that no controller moves keeps its configured value."""
+        fixed = {"tau", "beta"} - self._steered.keys()
+        moved = {name: value for name, value in state.items() if name not in fixed}
+        self._state = replace(self._state, **moved)
 
 
 def maxent_class_defaults() -> MaxEnt.Config:
