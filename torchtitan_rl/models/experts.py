@@ -14,7 +14,6 @@ from torchtitan.models.common.linear import Linear
 from torchtitan.models.common.moe import GroupedExperts, MoE
 from torchtitan.models.qwen3 import Qwen3Model
 
-from torchtitan_rl.models.score import SeesPacks
 from torchtitan_rl.types import NO_RECORD, Metric, SegmentLayout
 
 
@@ -142,7 +141,7 @@ def packed_moe(config: MoE.Config) -> PackedMoE.Config:
     return PackedMoE.Config(**_fields(config) | changed)
 
 
-class PackedQwen3(Qwen3Model, SeesPacks):
+class PackedQwen3(Qwen3Model):
     """A Qwen3 whose mixtures are told of each pack."""
 
     @dataclass(kw_only=True, slots=True)
@@ -152,7 +151,7 @@ class PackedQwen3(Qwen3Model, SeesPacks):
     def see_pack(self, layout: SegmentLayout, records: Tensor | None) -> None:
         """Tell the mixtures which rows of the next forward, and of its backward, are padding, and to which experts the others go.
 
-        `records`: [T, R] uint8, the experts that the sampler chose in all layers; None: the routers choose.
+        Called before each forward. `records`: [T, R] uint8, the experts that the sampler chose in all layers; None: the routers choose.
         """
         for number, layer in self.layers.items():
             if not getattr(layer, "moe_enabled", False):
@@ -164,6 +163,7 @@ class PackedQwen3(Qwen3Model, SeesPacks):
                 layer.moe.replayed = of_layers[:, int(number)]  # [T, K]
 
     def update_metrics(self, group: dist.ProcessGroup | None) -> dict[str, Metric]:
+        """Metrics of the forwards with a gradient since the last call. Collective over `group`, the data-parallel ranks."""
         mixtures_of_layers = list(mixtures(self))
         counted = torch.stack([moe.take_counts() for moe in mixtures_of_layers])  # [layers, E + 3]
         if group is not None:

@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 
+from torchtitan_rl.models.experts import PackedQwen3
 from torchtitan_rl.models.logprobs import chunked_logprobs
-from torchtitan_rl.types import Episode, Group, Metric, SegmentLayout, TrainBatch
+from torchtitan_rl.types import Episode, Group, SegmentLayout, TrainBatch
 
 Result = TypeVar("Result")
 
@@ -141,16 +142,6 @@ class Companion(Protocol):
         """Returns means over held-out samples, by name. Collective."""
 
 
-class SeesPacks:
-    """A decoder that must know more of a pack than its tokens, such as one with experts: `models.experts`."""
-
-    def see_pack(self, layout: SegmentLayout, records: Tensor | None) -> None:
-        """Called before each forward. `records`: [T, R] uint8, what the sampler recorded; None: nothing."""
-
-    def update_metrics(self, group: dist.ProcessGroup | None) -> dict[str, Metric]:
-        """Metrics of the forwards with a gradient since the last call. Collective over `group`, the data-parallel ranks."""
-
-
 def score(
     model: Decoder,
     token_ids: Tensor,
@@ -224,7 +215,7 @@ def run_model(
 ) -> Result:
     """One forward of the packed tokens. The model returns what its head makes of its input with `of_head`."""
     masks = attention_masks(model, layout)
-    if isinstance(model, SeesPacks):
+    if isinstance(model, PackedQwen3):
         model.see_pack(layout, records)
     # The decoder ends with `return lm_head(hidden)`. Inside `computing` that is of_head(HeadInput(...)).
     with model.lm_head.computing(of_head):

@@ -20,11 +20,11 @@ from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.algorithm import LossOutput
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.events import advanced
+from torchtitan_rl.models.experts import PackedQwen3
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.score import (
     Companion,
     HeadReader,
-    SeesPacks,
     TokenScores,
     forget_forwards,
     score,
@@ -197,7 +197,7 @@ class Trainer(Configurable):
             self._finite.check_weights()
         controlled = self._merged_means(metrics, self.algorithm.controller_inputs)
         metrics.append(self.algorithm.after_update(controlled))
-        if isinstance(self.model, SeesPacks):
+        if isinstance(self.model, PackedQwen3):
             metrics.append(self.model.update_metrics(self.dp_group))
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()

@@ -12,7 +12,7 @@ from torchtitan_rl.algorithm.losses.sft import Nll
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.generator.demonstrations import Demonstrations
 from torchtitan_rl.models.lora.lora_config import LoraConfig
-from torchtitan_rl.trainer.teachers.frozen_models import held_out_loss
+from torchtitan_rl.trainer.teachers.frozen_models import held_out_measures
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion
 
@@ -104,9 +104,9 @@ def test_loss_and_gradient_are_a_dense_float64_references(folder, max_tokens, by
 
 
 def test_the_held_out_loss_is_the_mean_over_learned_tokens(folder):
-    assert held_out_loss(build(folder), prompts())["evaluation/loss"] == pytest.approx(dense(folder)[0], rel=1e-6)
+    assert held_out_measures(build(folder), prompts(), {})["evaluation/loss"] == pytest.approx(dense(folder)[0], rel=1e-6)
     unshown = [Prompt(prompt_idx=0, text="", token_ids=[1], expected_answer="")]
-    assert held_out_loss(build(folder), unshown) == {}
+    assert held_out_measures(build(folder), unshown, {}) == {}
 
 
 def test_adapters_learn_from_demonstrations(folder):

@@ -96,30 +96,25 @@ class Collisions:
             }
 
 
-def held_out_loss(trainer: Trainer, prompts: Sequence[Prompt]) -> dict[str, float]:
-    """Returns the mean -log pi of the demonstrations' tokens to learn; nothing without demonstrations. Collective."""
-    groups: list[Group[Episode]] = []
-    for prompt in prompts:
-        if prompt.demonstration is not None:
-            scored = ScoredCompletion(completion=prompt.demonstration, reward=None)
-            groups.append(Group(prompt=prompt, samples=[Episode(scored=scored)]))
-    if not groups:
-        return {}
-    scored = trainer.episode_logprobs(trainer.model, groups)  # [L] each
-    masks = [group.prompt.demonstration.loss_mask for group in groups]  # [L] each
-    losses = -np.concatenate(scored)[np.concatenate(masks)]  # [tokens to learn of all]
-    return {HELD_OUT_LOSS: float(losses.mean(dtype=np.float64))}
-
-
 def held_out_measures(
     trainer: Trainer,
     prompts: Sequence[Prompt],
     sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]],
     teacher: Companion | None = None,
 ) -> dict[str, float]:
-    """Returns what is measured of held-out prompts beside their samples: the loss of their demonstrations, and what a
-    teacher says of each pass's samples. Collective."""
-    measured = held_out_loss(trainer, prompts)
+    """Returns what is measured of held-out prompts beside their samples: the mean -log pi of their demonstrations' tokens
+    to learn, and what a teacher says of each pass's samples. Collective."""
+    measured: dict[str, float] = {}
+    shown: list[Group[Episode]] = []
+    for prompt in prompts:
+        if prompt.demonstration is not None:
+            scored = ScoredCompletion(completion=prompt.demonstration, reward=None)
+            shown.append(Group(prompt=prompt, samples=[Episode(scored=scored)]))
+    if shown:
+        logprobs = trainer.episode_logprobs(trainer.model, shown)  # [L] each
+        masks = [group.prompt.demonstration.loss_mask for group in shown]  # [L] each
+        losses = -np.concatenate(logprobs)[np.concatenate(masks)]  # [tokens to learn of all]
+        measured[HELD_OUT_LOSS] = float(losses.mean(dtype=np.float64))
     if teacher:
         for evaluation_pass, groups in sampled.items():
             for name, value in teacher.measure(groups).items():
