@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from torchtitan_rl.errors import expect
-
-if TYPE_CHECKING:
-    from torchtitan_rl.algorithm.algorithm import Algorithm
+from torchtitan_rl.fields.own_config import OwnConfig
 
 
-def expect_defaults(objective: "Algorithm.Config", names: Sequence[str], part: str) -> None:
-    """Raise UserError if one of these fields of the objective is not at its default.
+def expect_defaults(objective: OwnConfig.Config, names: Sequence[str], part: str) -> None:
+    """Raise UserError if one of these fields of the objective, an `Algorithm.Config`, is not at its default.
 
     Example: expect_defaults(objective, ["credit"], "Gdpo") with credit "turn" says
     "algorithm.credit = 'turn': expected episode with Gdpo. Leave it out."

@@ -119,8 +119,8 @@ def test_adapters_learn_from_demonstrations(folder):
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ({"zero_variance": "refill"}, "algorithm.zero_variance = 'refill': expected keep with the loss Nll"),
-        ({"old_logprobs": "sampler"}, "algorithm.old_logprobs = 'sampler': expected policy with the loss Nll"),
+        ({"zero_variance": "refill"}, "algorithm.zero_variance = 'refill': expected keep with Nll"),
+        ({"old_logprobs": "sampler"}, "algorithm.old_logprobs = 'sampler': expected policy with Nll"),
         ({"mismatch": TokenTruncate.Config()}, "algorithm.mismatch = "),
         ({"truncation": Truncation.Config(mode="mask")}, "algorithm.truncation = "),
         ({"credit": "turn"}, "algorithm.credit = 'turn'"),

@@ -4,8 +4,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+from torchtitan_rl.algorithm.unused import expect_defaults
 from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.types import Episode, Group
 
@@ -33,6 +34,10 @@ class Advantage(OwnConfig, ABC):
     class Config(OwnConfig.Config):
         def check_objective(self, objective: OwnConfig.Config) -> None:
             """Raise UserError if a setting of the objective, an `Algorithm.Config`, does not go with this advantage."""
+            expect_defaults(objective, self._owner.ignores, self._owner.__name__)
+
+    ignores: ClassVar[tuple[str, ...]] = ()
+    """Fields of the objective that have no effect with it, and must have their defaults."""
 
     def check_rewards(self, rewards: Sequence[float]) -> None:
         """Raise UserError for a reward that has no advantage. Called with an evaluation's rewards too."""

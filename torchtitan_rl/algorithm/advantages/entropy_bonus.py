@@ -2,18 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from torchtitan_rl.algorithm.advantages.advantage import all_equal
 from torchtitan_rl.algorithm.advantages.grpo import Grpo
-from torchtitan_rl.algorithm.unused import expect_defaults
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.types import Episode, Group
-
-if TYPE_CHECKING:
-    from torchtitan_rl.algorithm.algorithm import Algorithm
 
 
 class EntropyBonus(Grpo):
@@ -27,9 +22,7 @@ class EntropyBonus(Grpo):
         coef: float = number(0.1, least=0)
         """Weight of the bonus, in standard deviations of the step's rewards."""
 
-        def check_objective(self, objective: "Algorithm.Config") -> None:
-            why = "EntropyBonus, whose bonus is of whole completions"
-            expect_defaults(objective, ["credit"], why)
+    ignores = ("credit",)
 
     def of_step(
         self, rewards: list[list[float | None]], groups: list[Group[Episode]]

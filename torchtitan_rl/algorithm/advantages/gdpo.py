@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from torchtitan_rl.algorithm.advantages.advantage import all_equal, sample_std, scaled
 from torchtitan_rl.algorithm.advantages.grpo import Grpo
-from torchtitan_rl.algorithm.unused import expect_defaults
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.number import MANY, number
 from torchtitan_rl.types import Episode, Group
@@ -27,15 +26,15 @@ class Gdpo(Grpo):
         """Weights w_k by the reward function's name, 1 for others: those of `grader.weights`."""
 
         def check_objective(self, objective: "Algorithm.Config") -> None:
-            expect_defaults(
-                objective, ("credit", "zero_variance"), "Gdpo, which compares completions"
-            )
+            Grpo.Config.check_objective(self, objective)
             kl, cut_reward = objective.kl, objective.truncation.cut_reward
             remedy = "Gdpo divides a penalty by its spread, so its size has no effect."
             in_loss = kl.coef == 0 or kl.placement == "loss"
             expect(in_loss, "algorithm.kl.placement", kl.placement, '"loss" with Gdpo', remedy)
             field = "algorithm.truncation.cut_reward"
             expect(cut_reward == 0, field, cut_reward, "0 with Gdpo", remedy)
+
+    ignores = ("credit", "zero_variance")
 
     def of_step(
         self, rewards: list[list[float | None]], groups: list[Group[Episode]]

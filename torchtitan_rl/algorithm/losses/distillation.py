@@ -1,7 +1,6 @@
 """On-policy distillation: a frozen teacher scores the policy's samples; its log-probabilities become advantages."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -9,12 +8,8 @@ from torchtitan_rl.algorithm.kl import kl_estimate
 from torchtitan_rl.algorithm.losses.clip import Clip
 from torchtitan_rl.algorithm.losses.loss import TEACHER_LOGPROBS, TokenLoss
 from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs
-from torchtitan_rl.algorithm.unused import expect_defaults
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.types import Episode, Group, flat
-
-if TYPE_CHECKING:
-    from torchtitan_rl.algorithm.algorithm import Algorithm
 
 DIVERGENCE = "divergence"
 """The token column that says how far the teacher is at each token. A loss with `divergence_beta` reads it with gradient;
@@ -31,6 +26,7 @@ class Distill(Clip):
     """
 
     reads = (TEACHER_LOGPROBS, LOG_RATIOS)
+    ignores = ("zero_variance",)  # groups with equal rewards learn too
 
     @dataclass(kw_only=True, slots=True)
     class Config(Clip.Config):
@@ -39,10 +35,6 @@ class Distill(Clip):
         rewards: bool = False
         """Whether the rewards' advantages are added: distillation and RL in one step. If not, rewards are only
         reported."""
-
-        def check_objective(self, objective: "Algorithm.Config") -> None:
-            why = "Distill, which learns from groups with equal rewards too"
-            expect_defaults(objective, ["zero_variance"], why)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -78,10 +70,7 @@ class ExactDistill(TokenLoss):
         """Whether the positions are those of the data's completions (off-policy distillation), instead of the policy's
         samples."""
 
-        def check_objective(self, objective: "Algorithm.Config") -> None:
-            names = ("mismatch", "old_logprobs", "credit", "zero_variance", "seed_grpo")
-            why = "ExactDistill, which has neither a ratio nor advantages"
-            expect_defaults(objective, names, why)
+    ignores = ("mismatch", "old_logprobs", "credit", "zero_variance", "seed_grpo")
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -114,11 +114,6 @@ class LossInputs:
         """[T] logprobs - old_logprobs. Where pi_old is pi it is exactly 0, still with the gradient of log pi."""
         return self.logprobs - self.old_logprobs
 
-    @property
-    def same_group(self) -> Tensor:
-        """[S, S] bool: true if two sequences answer the same prompt."""
-        return self.group_ids[:, None] == self.group_ids[None, :]
-
 
 def safe_exp(log_ratio: Tensor) -> Tensor:
     """exp with the exponent clamped to +-LOG_RATIO_LIMIT. Any shape."""

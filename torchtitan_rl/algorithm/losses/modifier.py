@@ -6,19 +6,16 @@ term beside the tokens' losses, so it is the outermost.
 
 from abc import ABC
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from torchtitan_rl.algorithm.losses.clip import Clip
 from torchtitan_rl.algorithm.losses.loss import Loss, TokenLoss
 from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs
-from torchtitan_rl.algorithm.unused import expect_defaults
 from torchtitan_rl.errors import expect
+from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.types import Episode, Group, Metric
-
-if TYPE_CHECKING:
-    from torchtitan_rl.algorithm.algorithm import Algorithm
 
 
 class Modifier(TokenLoss, ABC):
@@ -29,7 +26,8 @@ class Modifier(TokenLoss, ABC):
         loss: TokenLoss.Config = field(default_factory=Clip.Config)
         """The loss that is changed."""
 
-        def check_objective(self, objective: "Algorithm.Config") -> None:
+        def check_objective(self, objective: OwnConfig.Config) -> None:
+            TokenLoss.Config.check_objective(self, objective)
             self.loss.check_objective(objective)
             name, loss = self._owner.__name__, self.loss.build()
             if not isinstance(loss, TokenLoss) or type(loss).terms is not TokenLoss.terms:
@@ -80,14 +78,8 @@ class Modifier(TokenLoss, ABC):
 class OwnBaseline(Modifier, ABC):
     """A modifier that sets the advantages itself."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Modifier.Config):
-        def check_objective(self, objective: "Algorithm.Config") -> None:
-            Modifier.Config.check_objective(self, objective)
-            names = ("advantage", "credit", "zero_variance", "seed_grpo")
-            expect_defaults(objective, names, f"{self._owner.__name__}, which sets the advantages")
-
     needs_loss_of = ("advantages",)
+    ignores = ("advantage", "credit", "zero_variance", "seed_grpo")
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -1,20 +1,16 @@
 """Skywork-OR1's entropy bonus that holds a target."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from torchtitan_rl.algorithm.aggregation import Aggregation
 from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs
 from torchtitan_rl.algorithm.losses.modifier import Modifier
-from torchtitan_rl.algorithm.unused import expect_defaults
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.summary import same_everywhere
 from torchtitan_rl.types import Metric
-
-if TYPE_CHECKING:
-    from torchtitan_rl.algorithm.algorithm import Algorithm
 
 ENTROPY = "policy/entropy"
 
@@ -35,9 +31,7 @@ class TargetEntropy(Modifier):
         most: float = number(1.0, above=0)
         """The largest c."""
 
-        def check_objective(self, objective: "Algorithm.Config") -> None:
-            Modifier.Config.check_objective(self, objective)
-            expect_defaults(objective, ["entropy_coef"], "TargetEntropy, which gives the bonus")
+    ignores = ("entropy_coef",)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

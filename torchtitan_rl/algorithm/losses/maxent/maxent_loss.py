@@ -3,7 +3,7 @@
 import math
 from dataclasses import asdict, dataclass, field, replace
 from statistics import correlation
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,9 +32,6 @@ from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.summary import describe, same_everywhere
 from torchtitan_rl.types import Episode, FloatArray, Group, Metric
-
-if TYPE_CHECKING:
-    from torchtitan_rl.algorithm.algorithm import Algorithm
 
 MASS = "mass"
 """In `Credit.columns`: w_i, the episode's share of its group's target distribution; 0 outside the loss."""
@@ -92,12 +89,12 @@ class MaxEnt(Loss):
             expected = "Clip.Config: of another loss it is the bounds alone"
             expect(is_clip, "algorithm.loss.clip", self.clip, expected, "Use it.")
 
-        def check_objective(self, objective: "Algorithm.Config") -> None:
+        def check_objective(self, objective: OwnConfig.Config) -> None:
             """Raise UserError for settings of token losses, which have no effect here."""
             names = ("kl.coef", "credit", "seed_grpo", "advantage")
             if self.clip_coef == 0:
                 names += ("aggregation", "mismatch")
-            expect_defaults(objective, names, "a listwise loss, which weighs whole completions")
+            expect_defaults(objective, names, "MaxEnt, which weighs whole completions")
 
     learns_from = "rewards"
     whole_groups = True
@@ -156,7 +153,8 @@ class MaxEnt(Loss):
         log_prob = score(inputs.logprobs)  # [S]
         # Each row keeps its own sequence, because a row of only -inf would give a NaN gradient.
         itself = torch.eye(sequences.num, dtype=torch.bool, device=log_prob.device)  # [S, S]
-        spans = (inputs.same_group & sequences.present[None, :]) | itself  # [S, S]
+        same_group = inputs.group_ids[:, None] == inputs.group_ids[None, :]  # [S, S]
+        spans = (same_group & sequences.present[None, :]) | itself  # [S, S]
         rows = log_prob[None, :].expand(sequences.num, -1)  # [S, S]
         rows = rows.masked_fill(~spans, float("-inf"))  # [S, S]
         log_share = log_prob - rows.logsumexp(dim=1)  # [S]

@@ -93,11 +93,11 @@ def test_group_of_one_completion_has_the_whole_mass():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"kl": KL.Config(coef=0.1)}, r"algorithm\.kl\.coef = 0\.1: expected 0\.0 with a listwise loss"),
-        ({"seed_grpo": SeedGrpo.Config()}, r"algorithm\.seed_grpo = .*: expected None with a listwise loss"),
-        ({"advantage": GroupMean.Config()}, r"algorithm\.advantage = .*with a listwise loss"),
-        ({"aggregation": SeqMeanTokenMean.Config()}, r"algorithm\.aggregation = .*with a listwise loss"),
-        ({"mismatch": TokenTruncate.Config()}, r"algorithm\.mismatch = .*with a listwise loss"),
+        ({"kl": KL.Config(coef=0.1)}, r"algorithm\.kl\.coef = 0\.1: expected 0\.0 with MaxEnt"),
+        ({"seed_grpo": SeedGrpo.Config()}, r"algorithm\.seed_grpo = .*: expected None with MaxEnt"),
+        ({"advantage": GroupMean.Config()}, r"algorithm\.advantage = .*with MaxEnt"),
+        ({"aggregation": SeqMeanTokenMean.Config()}, r"algorithm\.aggregation = .*with MaxEnt"),
+        ({"mismatch": TokenTruncate.Config()}, r"algorithm\.mismatch = .*with MaxEnt"),
     ],
 )
 def test_settings_without_effect_are_refused(config, message):
