@@ -45,17 +45,20 @@ class Batcher:
 
     algorithm: Algorithm
     max_tokens: int
-    """The budget of one micro-batch."""
-    multiple: int
+    """The budget of one micro-batch. A larger item gets a micro-batch of its own."""
+    multiple: int = 1
     """A micro-batch is padded to a multiple of so many tokens."""
-    attention_cost: float
-    """See `plan_microbatches`."""
-    share_prompts: bool
-    read_prompts_once: bool
-    """See `pack` and `plan_microbatches`."""
-    num_ranks: int
+    attention_cost: float = 0.0
+    """The cost of attending to one token, relative to one token's other work, to balance the ranks."""
+    share_prompts: bool = False
+    """Keep a rank's items of one prompt together, so that `pack` holds their prompt once. False: fill the micro-batches as well
+    as can be."""
+    read_prompts_once: bool = False
+    """Keep a prompt's items together on a rank too, up to a quarter of its share, and count their prompt once. False: it counts
+    once for each completion, also where `pack` shares it, as attention reads it for each."""
+    num_ranks: int = 1
     """The data-parallel ranks, of which this one is `rank`."""
-    rank: int
+    rank: int = 0
     _warned_of_size: bool = field(default=False, init=False)
 
     def minibatch(self, groups: Sequence[Group[Episode]], *, score_all: bool = True) -> MiniBatch:
@@ -71,10 +74,10 @@ class Batcher:
             is_zero = all(self.algorithm.zero_gradient(member.episode) for member in item)
             (no_gradient if is_zero else with_gradient).append(item)
         scored = no_gradient if score_all else draw(no_gradient, known=_fresh_tokens(with_gradient))
-        without_backward = self._plan(scored)
+        without_backward = self.plan(scored)
         num_forward_only = len(without_backward[0])  # as on every rank
         # AdamW needs a gradient, even of zeros, on every rank: an empty micro-batch if there is nothing to learn.
-        with_backward = self._plan(with_gradient) if with_gradient else [[[]]] * self.num_ranks
+        with_backward = self.plan(with_gradient) if with_gradient else [[[]]] * self.num_ranks
         plan = [first + then for first, then in zip(without_backward, with_backward, strict=True)]
         batches = self._packed(plan, groups, columns=loss.reads)
         tokens, _, loss_tokens = self._work(no_gradient)
@@ -90,7 +93,7 @@ class Batcher:
     def microbatches(self, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
         """Plan and pack the groups for forwards that read no credit. Returns this rank's micro-batches."""
         items = items_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
-        return self._packed(self._plan(items), groups)
+        return self._packed(self.plan(items), groups)
 
     def _work(self, items: Sequence[Item]) -> tuple[int, int, int]:
         members = [member for item in items for member in item]
@@ -108,9 +111,33 @@ class Batcher:
         }
         return [pack(members, **settings) for members in plan[self.rank]]
 
-    def _plan(self, items: list[Item]) -> Plan:
-        """Divide items over ranks and micro-batches. Warns once of an item that is over the token budget; its prompt counts
-        once for each completion."""
+    def plan(self, items: Sequence[Item]) -> Plan:
+        """Assign items to ranks and split each rank's share into micro-batches. Warns once of an item over the token budget.
+
+        Returns:
+            [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match.
+            Ranks with too few items get empty ones. Without items no rank has any.
+        """
+        self._warn_of_size(items)
+        if self.read_prompts_once:
+            share = sum(map(num_tokens, items)) // self.num_ranks
+            items = _joined(items, min(self.max_tokens, share // 4))
+        priced: list[_Priced] = []
+        for item in items:
+            tokens, pairs, _ = count_work(item, share_prompts=self.read_prompts_once)
+            priced.append(_Priced(item, tokens, tokens + self.attention_cost * pairs))
+        # The most costly first, each to the least loaded rank: loads are within 4/3 of the optimum (Graham, 1969).
+        shares: list[list[_Priced]] = [[] for _ in range(self.num_ranks)]
+        loads = [(0.0, rank) for rank in range(self.num_ranks)]
+        for costly in sorted(priced, key=lambda one: -one.cost):  # stable
+            load, rank = heapq.heappop(loads)
+            shares[rank].append(costly)
+            heapq.heappush(loads, (load + costly.cost, rank))
+        plan = [_fit(share, self.max_tokens, by_prompt=self.share_prompts) for share in shares]
+        most = max(len(microbatches) for microbatches in plan)
+        return [microbatches + [[]] * (most - len(microbatches)) for microbatches in plan]
+
+    def _warn_of_size(self, items: Sequence[Item]) -> None:
         largest = max(items, key=num_tokens, default=[])
         if num_tokens(largest) > self.max_tokens and not self._warned_of_size:
             self._warned_of_size = True
@@ -119,14 +146,6 @@ class Batcher:
                 f"trainer.max_tokens_per_microbatch {self.max_tokens}: the {kind} of {largest[0].name} has "
                 f"{num_tokens(largest)} tokens and cannot be split, so its micro-batch takes more memory"
             )
-        return plan_microbatches(
-            items,
-            num_ranks=self.num_ranks,
-            max_tokens=self.max_tokens,
-            attention_cost=self.attention_cost,
-            by_prompt=self.share_prompts,
-            read_prompts_once=self.read_prompts_once,
-        )
 
     def count(self, minibatches: Sequence[MiniBatch]) -> tuple[npt.NDArray[np.float64], list[int]]:
         """Returns the work of one pass over the step, of all ranks: `UpdateReport.work` [2, 3] and `rank_tokens`."""
@@ -196,47 +215,6 @@ def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[
     in_loss = [group for group in groups if any(episode.in_loss for episode in group.samples)]
     num_parts = min(num_parts, len(in_loss))
     return [in_loss[part::num_parts] for part in range(num_parts)]
-
-
-def plan_microbatches(
-    items: Sequence[Item],
-    *,
-    num_ranks: int,
-    max_tokens: int,
-    attention_cost: float = 0.0,
-    by_prompt: bool = False,
-    read_prompts_once: bool = False,
-) -> Plan:
-    """Assign items to ranks and split each rank's share into micro-batches.
-
-    Args:
-        max_tokens: budget of one micro-batch. A larger item gets a micro-batch of its own. A prompt counts once for each
-            completion, also where `pack` shares it, as attention reads it for each.
-        attention_cost: cost of attending to one token, relative to one token's other work, for the balance.
-        by_prompt: keep a rank's items of one prompt together, so that `pack` holds their prompt once. False: fill the
-            micro-batches as well as can be.
-        read_prompts_once: keep a prompt's items together on a rank too, up to a quarter of its share, and count their prompt once.
-
-    Returns:
-        [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match.
-        Ranks with too few items get empty ones. Without items no rank has any.
-    """
-    if read_prompts_once:
-        items = _joined(items, min(max_tokens, sum(map(num_tokens, items)) // (4 * num_ranks)))
-    priced: list[_Priced] = []
-    for item in items:
-        tokens, pairs, _ = count_work(item, share_prompts=read_prompts_once)
-        priced.append(_Priced(item, tokens, tokens + attention_cost * pairs))
-    # The most costly first, each to the least loaded rank: loads are within 4/3 of the optimum (Graham, 1969).
-    shares: list[list[_Priced]] = [[] for _ in range(num_ranks)]
-    loads = [(0.0, rank) for rank in range(num_ranks)]
-    for costly in sorted(priced, key=lambda one: -one.cost):  # stable
-        load, rank = heapq.heappop(loads)
-        shares[rank].append(costly)
-        heapq.heappush(loads, (load + costly.cost, rank))
-    plan = [_fit(share, max_tokens, by_prompt=by_prompt) for share in shares]
-    most = max(len(microbatches) for microbatches in plan)
-    return [microbatches + [[]] * (most - len(microbatches)) for microbatches in plan]
 
 
 def _joined(items: Sequence[Item], most: int) -> list[Item]:

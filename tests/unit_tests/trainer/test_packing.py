@@ -7,11 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.parts.algorithm import built
 from tests.parts.random_update import LONGEST, VOCABULARY, cut_into_traces, draw_prompts, groups_of, random_sample
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.models.score import TokenScores
 from torchtitan_rl.trainer.logprob_diff import compare_with_sampler
-from torchtitan_rl.trainer.minibatches import items_of, num_tokens, plan_microbatches, split_groups
+from torchtitan_rl.trainer.minibatches import Batcher, Item, Plan, items_of, num_tokens, split_groups
 from torchtitan_rl.trainer.packing import by_member, completion_values, count_work, pack
 from torchtitan_rl.types import (
     NO_RECORD,
@@ -56,6 +57,10 @@ def of_lengths(*sizes: list[int]) -> list[list[Member]]:
     return [[member((1,), tuple(range(n - 1))) for n in item] for item in sizes]
 
 
+def plan_of(items: list[Item], **settings) -> Plan:
+    return Batcher(algorithm=built(), **settings).plan(items)
+
+
 def test_labels_are_shifted_to_the_predicted_token():
     batch = pack([member(), member((1,), (2, 3, 4), advantage=-2.0)], normalizers=COUNTS, multiple=8)
     assert batch.token_ids.tolist() == [5, 6, 7, 8, 9, 1, 2, 3, 4] + [0] * 7
@@ -97,7 +102,7 @@ def test_siblings_whose_prompts_differ_share_the_tokens_with_which_both_begin():
 )
 def test_plan_has_each_item_once_within_the_budget_and_equal_counts_by_rank(sizes, num_ranks, max_tokens, by_prompt):
     items = of_lengths(*sizes)
-    plans = plan_microbatches(items, num_ranks=num_ranks, max_tokens=max_tokens, by_prompt=by_prompt)
+    plans = plan_of(items, num_ranks=num_ranks, max_tokens=max_tokens, share_prompts=by_prompt)
     planned = [id(m.episode) for plan in plans for batch in plan for m in batch]
     assert sorted(planned) == sorted(id(m.episode) for item in items for m in item)
     assert len({len(plan) for plan in plans}) == 1
@@ -114,11 +119,11 @@ def test_plan_has_each_item_once_within_the_budget_and_equal_counts_by_rank(size
 def test_plan_by_prompt_divides_no_more_prompts_than_it_has_borders_between_micro_batches(groups, max_tokens):
     made = [group(i, *(episode(range(n), sample_idx=j) for j, n in enumerate(of))) for i, of in enumerate(groups)]
     items = items_of(made, whole_groups=False)
-    [plan] = plan_microbatches(items, num_ranks=1, max_tokens=max_tokens, by_prompt=True)
+    [plan] = plan_of(items, max_tokens=max_tokens, share_prompts=True)
     held = sum(len({member.prompt.prompt_idx for member in batch}) for batch in plan)
     assert held <= len(groups) + len(plan) - 1
     own = sum(count_work(batch, share_prompts=True)[0] for batch in plan)
-    scattered = plan_microbatches(items, num_ranks=1, max_tokens=max_tokens)[0]
+    scattered = plan_of(items, max_tokens=max_tokens)[0]
     assert own <= sum(count_work(batch, share_prompts=True)[0] for batch in scattered) + 2 * len(plan)
 
 
@@ -130,8 +135,8 @@ def test_plan_by_prompt_divides_no_more_prompts_than_it_has_borders_between_micr
 def test_prompts_that_are_read_once_count_once_and_have_their_siblings_beside_them(groups, max_tokens, num_ranks):
     made = [group(i, *(episode(range(n), sample_idx=j) for j, n in enumerate(of))) for i, of in enumerate(groups)]
     items = items_of(made, whole_groups=False)
-    options = {"num_ranks": num_ranks, "max_tokens": max_tokens, "by_prompt": True}
-    plan, before = (plan_microbatches(items, **options, read_prompts_once=once) for once in (True, False))
+    options = {"num_ranks": num_ranks, "max_tokens": max_tokens, "share_prompts": True}
+    plan = plan_of(items, **options, read_prompts_once=True)
     planned = sorted(id(member.episode) for rank in plan for batch in rank for member in batch)
     assert planned == sorted(id(member.episode) for item in items for member in item)
     tokens = [[count_work(batch, share_prompts=True)[0] for batch in rank] for rank in plan]
@@ -143,7 +148,7 @@ def test_prompts_that_are_read_once_count_once_and_have_their_siblings_beside_th
 def test_a_group_stays_on_its_rank_if_there_are_enough():
     made = [group(i, *(episode(range(20), sample_idx=j) for j in range(6))) for i in range(8)]
     items = items_of(made, whole_groups=False)
-    plan = plan_microbatches(items, num_ranks=2, max_tokens=128, by_prompt=True, read_prompts_once=True)
+    plan = plan_of(items, num_ranks=2, max_tokens=128, share_prompts=True, read_prompts_once=True)
     assert [[{member.prompt.prompt_idx for member in batch} for batch in rank] for rank in plan] == [
         [{0}, {2}, {4}, {6}],
         [{1}, {3}, {5}, {7}],

@@ -40,11 +40,7 @@ def test_top_entropy_has_its_threshold_of_tokens_without_an_advantage_too():
     algorithm = Algorithm.Config(loss=OffPolicyMask.Config(loss=TopEntropy.Config())).build(max_completion_tokens=9)
     groups = draft_episodes([group(0, [1.0, 0.0]), group(1, [1.0, 1.0])])
     algorithm.credit.assign(groups)
-    batcher = Batcher(
-        algorithm=algorithm, max_tokens=99, multiple=1, attention_cost=0.0, share_prompts=False, read_prompts_once=False,
-        num_ranks=1, rank=0,
-    )  # fmt: skip
-    made = batcher.minibatch(groups)
+    made = Batcher(algorithm=algorithm, max_tokens=99).minibatch(groups)
     assert (made.num_forward_only, [len(batch.members) for batch in made.batches]) == (0, [4])
 
 
