@@ -4,7 +4,6 @@ The packer is deliberately not the trainer's: these tests must not pass because 
 """
 
 import math
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -109,59 +108,53 @@ def pack(
     *,
     order: list[int] | None = None,
     padding: int = 0,
-    pad_each: bool = False,
-    dtype: torch.dtype = torch.float64,
     old: list[list[float]] | None = None,
     reference: list[list[float]] | None = None,
 ) -> TrainBatch:
-    """The episodes at `order` as one row, with `padding` pad tokens at its end, or after each sequence (`pad_each`)."""
+    """The episodes at `order` as one row, with `padding` pad tokens at its end."""
     order = list(range(len(step))) if order is None else order
-    columns: dict[str, list] = {
-        name: [] for name in ("token_ids", "labels", "mask", "mu", "advantage", "sequence", "old", "ref")
-    }
-
-    lengths: list[int] = []
-
-    def pad(count: int) -> None:
-        lengths.extend([count] * bool(count))
-        for name in columns:
-            columns[name] += [len(order) if name == "sequence" else 0] * count
 
     def spread(values) -> list[float]:  # the two prompt tokens predict one position before the completion
         return [0.0, *map(float, values), 0.0]
 
+    rows: list[dict[str, list]] = []
     for place, index in enumerate(order):
         episode, completion = step[index], step[index].completion
-        tokens = [1, 2, *completion.token_ids.tolist()]
-        columns["token_ids"] += tokens
-        columns["labels"] += tokens[1:] + [0]
-        lengths.append(len(tokens))
-        columns["mask"] += spread(completion.loss_mask & episode.in_loss)
-        columns["mu"] += spread(completion.sampler_logprobs)
-        columns["advantage"] += [episode.credit.advantage] * len(tokens)
-        columns["sequence"] += [place] * len(tokens)
-        columns["old"] += spread(old[index] if old else [0.0] * len(completion.token_ids))
-        columns["ref"] += spread(reference[index] if reference else [0.0] * len(completion.token_ids))
-        pad(padding if pad_each else 0)
-    pad(padding)
-    real = {name: torch.tensor(columns[name], dtype=dtype) for name in ("mask", "mu", "advantage", "old", "ref")}
-    whole = {name: torch.tensor(columns[name], dtype=torch.int64) for name in ("token_ids", "labels", "sequence")}
+        tokens, nothing = [1, 2, *completion.token_ids.tolist()], [0.0] * len(completion.token_ids)
+        rows.append(
+            {
+                "token_ids": tokens,
+                "labels": tokens[1:] + [0],
+                "mask": spread(completion.loss_mask & episode.in_loss),
+                "mu": spread(completion.sampler_logprobs),
+                "advantage": [episode.credit.advantage] * len(tokens),
+                "sequence": [place] * len(tokens),
+                "old": spread(old[index] if old else nothing),
+                "ref": spread(reference[index] if reference else nothing),
+            }
+        )
+    if padding:
+        names = ("token_ids", "labels", "mask", "mu", "advantage", "old", "ref")
+        rows.append(dict.fromkeys(names, [0] * padding) | {"sequence": [len(order)] * padding})
+    column = {
+        name: torch.tensor([value for row in rows for value in row[name]], dtype=torch.float64) for name in rows[0]
+    }
     return TrainBatch(
-        token_ids=whole["token_ids"],
-        labels=whole["labels"],
-        layout=SegmentLayout.of(lengths, device="cpu"),
-        loss_mask=real["mask"],
-        loss_positions=real["mask"].nonzero()[:, 0],
-        sampler_logprobs=real["mu"],
-        advantages=real["advantage"],
-        sequence_ids=whole["sequence"],
+        token_ids=column["token_ids"].long(),
+        labels=column["labels"].long(),
+        layout=SegmentLayout.of([len(row["mask"]) for row in rows], device="cpu"),
+        loss_mask=column["mask"],
+        loss_positions=column["mask"].nonzero()[:, 0],
+        sampler_logprobs=column["mu"],
+        advantages=column["advantage"],
+        sequence_ids=column["sequence"].long(),
         group_ids=torch.tensor([step.members[i].prompt.prompt_idx for i in order], dtype=torch.int64),
         members=[step.members[i] for i in order],
         normalizers=normalizers,
-        pi_old_logprobs=real["old"] if old else None,
-        reference_logprobs=real["ref"] if reference else None,
+        pi_old_logprobs=column["old"] if old else None,
+        reference_logprobs=column["ref"] if reference else None,
         columns={
-            name: torch.tensor([step[i].credit.columns[name] for i in order], dtype=dtype)
+            name: torch.tensor([step[i].credit.columns[name] for i in order], dtype=torch.float64)
             for name in (step[0].credit.columns if step else ())
         },
     )
@@ -239,49 +232,26 @@ def run_loss(
     return Ran(output.loss, output.metrics)
 
 
-def loss_inputs(
-    logprobs: Tensor,
-    *,
-    old: Tensor | None = None,
-    advantages: list[float],
-    sequence_ids: list[int] | None = None,
-    mass: list[float] | None = None,
-    group_ids: list[int] | None = None,
-) -> LossInputs:
-    """Every token in the loss; one sequence unless `sequence_ids` [T] says otherwise. No correction."""
-    ids = torch.tensor(sequence_ids or [0] * len(advantages))
-    num = int(ids.max()) + 1
-    mask = torch.ones(len(advantages), dtype=logprobs.dtype)
-    return LossInputs(
-        logprobs=logprobs,
-        old_logprobs=logprobs.detach() if old is None else old,
-        advantages=torch.tensor(advantages, dtype=logprobs.dtype),
-        mask=mask,
-        entropy=torch.ones_like(mask),
-        sampler_logprobs=logprobs.detach() if old is None else old,
-        reference_logprobs=None,
-        correction=torch.ones_like(mask),
-        sequences=Sequences(ids, mask, num),
-        group_ids=torch.tensor(group_ids or [0] * num),
-        normalizers=Normalizers(
-            num_tokens=len(advantages),
-            num_sequences=num,
-            num_groups=len(set(group_ids or [0])),
-            max_completion_tokens=MAX_TOKENS,
-        ),
-        columns={"mass": torch.tensor(mass or [1.0] * num, dtype=logprobs.dtype)},
-    )
-
-
 OLD = [-1.2, -0.3, -2.5, -0.05, -0.7, -1.6, -0.2, -3.0, -0.9]
 CHANGE = [0.5, 0.25, 1.1, -0.1, -0.6, 0.3, 0.15, -0.45, -1.3]
 ADVANTAGES = [1.2] * 4 + [-0.7] * 2 + [0.4] * 3
 ENTROPY = [0.1, 0.9, 0.5, 0.2, 0.7, 0.3, 0.8, 0.05, 0.6]
 
 
-def three():
-    """Three completions of 4, 2 and 3 tokens; log pi requires grad."""
+def three() -> LossInputs:
+    """Three completions of 4, 2 and 3 tokens, all in the loss; log pi requires grad. No correction."""
     old = torch.tensor(OLD, dtype=torch.float64)
-    logprobs = (old + torch.tensor(CHANGE, dtype=torch.float64)).requires_grad_()
-    inputs = loss_inputs(logprobs, old=old, advantages=ADVANTAGES, sequence_ids=[0] * 4 + [1] * 2 + [2] * 3)
-    return replace(inputs, entropy=torch.tensor(ENTROPY, dtype=torch.float64))
+    mask = torch.ones_like(old)
+    return LossInputs(
+        logprobs=(old + torch.tensor(CHANGE, dtype=torch.float64)).requires_grad_(),
+        old_logprobs=old,
+        advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
+        mask=mask,
+        entropy=torch.tensor(ENTROPY, dtype=torch.float64),
+        sampler_logprobs=old,
+        reference_logprobs=None,
+        correction=mask,
+        sequences=Sequences(torch.tensor([0] * 4 + [1] * 2 + [2] * 3), mask, 3),
+        group_ids=torch.zeros(3, dtype=torch.int64),
+        normalizers=Normalizers(num_tokens=9, num_sequences=3, num_groups=1, max_completion_tokens=MAX_TOKENS),
+    )

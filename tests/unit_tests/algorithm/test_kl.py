@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.parts.algorithm import MAX_TOKENS, built, episodes_of, group, normalizers_of, pack, policy_like, run_loss
+from tests.parts.algorithm import MAX_TOKENS, episodes_of, group
 from torchtitan_rl.algorithm import KL, Algorithm, kl_estimate
 
 
@@ -33,13 +33,3 @@ def test_missing_reference_is_an_error_with_a_remedy(placement):
     config = Algorithm.Config(kl=KL.Config(coef=0.5, placement=placement))
     with pytest.raises(ValueError, match="prompt 0, sample 0: reference_logprobs = None"):
         episodes_of(config.build(max_completion_tokens=MAX_TOKENS), group(0, [1.0, 0.0]))
-
-
-def test_micro_batch_of_padding_needs_no_reference():
-    algorithm = built(kl=KL.Config(coef=0.5))
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), reference=[[-1.0, -1.0]] * 2)
-    values = policy_like(episodes)
-    batch = pack(episodes, normalizers_of(algorithm, episodes), order=[], padding=4)
-    loss = run_loss(algorithm, episodes, values, batch).loss
-    loss.backward()
-    assert loss.item() == 0.0

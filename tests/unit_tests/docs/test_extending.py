@@ -95,7 +95,7 @@ def test_loss_inputs_have_sampler_and_reference():
     logprobs, reference = [(-1.0, -2.0, -3.0), (-4.0,)], [[-1.5, -2.5, -3.5], [-4.5]]
     mask = [(True, False, True), (True,)]
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=logprobs, loss_mask=mask), reference=reference)
-    batch = pack(episodes, normalizers_of(algorithm, episodes), reference=reference, pad_each=True, padding=1)
+    batch = pack(episodes, normalizers_of(algorithm, episodes), reference=reference, padding=1)
     run_loss(algorithm, episodes, policy_like(episodes), batch)
     inside = batch.loss_mask > 0
     assert seen["mu"][inside].tolist() == [-1.0, -3.0, -4.0]

@@ -103,12 +103,6 @@ def test_torchs_own_flash_attention_is_used_on_every_gpu(gpu, capability):
     assert _registry.current_flash_attention_impl() is None
 
 
-def test_float32_uses_sdpa_on_a_gpu(gpu):
-    gpu((9, 0))
-    config = attention_config(float32=True)
-    assert isinstance(config, PackedSDPA.Config)
-
-
 @pytest.mark.parametrize("window", [(-1, 0), (2, 0)])
 def test_flash_attention_equals_sdpa_inside_each_sequence(gpu, window):
     gpu((8, 0))

@@ -10,7 +10,7 @@ from torchtitan_rl.errors import UserError
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models import linear_layers
 from torchtitan_rl.models.hf_config import spec_from_folder
-from torchtitan_rl.models.hf_decoder import PackedCall, check_other_parts
+from torchtitan_rl.models.hf_decoder import check_other_parts
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -56,23 +56,6 @@ def differences(model, adapter, parts, expected) -> tuple[float, float]:
 def test_pack_equals_its_sequences_one_by_one(folder, parts, expected, activation_checkpoint):
     model, adapter = sharded_policy(folder, activation_checkpoint=activation_checkpoint)
     assert max(differences(model, adapter, parts, expected)) <= MOST
-
-
-def leak_all(self, forward, hidden):
-    """transformers' own forward of the pack."""
-    return forward(hidden_states=hidden)
-
-
-def leak_in_convolution(self, forward, hidden):
-    """Two neighbouring sequences in one row."""
-    half = hidden.shape[1] // 2
-    return torch.cat([forward(hidden_states=part) for part in hidden.split([half, hidden.shape[1] - half], 1)], 1)
-
-
-@pytest.mark.parametrize("leak", [leak_all, leak_in_convolution])
-def test_leak_between_sequences_is_found(folder, parts, expected, monkeypatch, leak):
-    monkeypatch.setattr(PackedCall, "linear", leak)
-    assert min(differences(*sharded_policy(folder), parts, expected)) > 10 * MOST
 
 
 def test_shared_prompt_gives_its_state_to_each_completion(folder, parts):

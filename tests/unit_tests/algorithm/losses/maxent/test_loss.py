@@ -4,21 +4,11 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 
-from tests.parts.algorithm import (
-    built,
-    episodes_of,
-    group,
-    normalizers_of,
-    pack,
-    policy_like,
-    run_loss,
-)
+from tests.parts.algorithm import built, episodes_of, group, normalizers_of, pack, policy_like, run_loss
 from torchtitan_rl.algorithm import (
     KL,
     Algorithm,
-    Clip,
     GroupMean,
     MaxEnt,
     Reinforce,
@@ -39,21 +29,12 @@ def maxent(**kwargs) -> Algorithm:
     return built(loss=loss)
 
 
-def packed(algorithm, episodes, **kwargs):
-    return pack(episodes, normalizers_of(algorithm, episodes), **kwargs)
-
-
-def test_reference_contributes_its_logprob_per_token():
-    scored_group = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)])
-    reference = [[-3.0, -1.0], [-1.0]]  # per token -2 and -1; in sum -4 and -1
-    by_length = episodes_of(maxent(beta=1.0), scored_group, reference=reference)
-    assert by_length[0].credit.columns["mass"] == pytest.approx(0.5, abs=1e-12)  # 1 - 2 against 0 - 1
-    in_sum = episodes_of(maxent(beta=1.0, normalize_reference=False), scored_group, reference=reference)
-    assert in_sum[0].credit.columns["mass"] == pytest.approx(1 / (1 + math.e**2), abs=1e-12)  # 1 - 4 against 0 - 1
-    assert maxent(beta=1.0).needs_reference
+def test_missing_reference_is_an_error():
     assert not maxent().needs_reference
+    algorithm = maxent(beta=1.0)
+    assert algorithm.needs_reference
     with pytest.raises(ValueError, match="sample 0: reference_logprobs = None"):
-        episodes_of(maxent(beta=1.0), scored_group)
+        episodes_of(algorithm, group(0, [1.0, 0.0]))
 
 
 def test_equal_rewards_have_no_gradient_by_default():
@@ -62,19 +43,8 @@ def test_equal_rewards_have_no_gradient_by_default():
     assert [episode.credit.columns["mass"] for episode in episodes[:3]] == [1 / 3] * 3
     assert [episode.credit.left_out for episode in episodes] == ["no preference"] * 3 + [None] * 2
     values = policy_like(episodes, 0.5)
-    run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss.backward()
+    run_loss(algorithm, episodes, values, pack(episodes, normalizers_of(algorithm, episodes))).loss.backward()
     assert all(not value.grad.any() for value in values[:3])
-    uniform = maxent(neutral="uniform")
-    episodes = episodes_of(uniform, group(0, [0.1] * 3))
-    values = policy_like(episodes, 0.5)
-    run_loss(uniform, episodes, values, packed(uniform, episodes)).loss.backward()
-    assert any(value.grad.any() for value in values)
-
-
-def test_equal_rewards_pull_to_the_uniform_distribution_with_the_class_s_defaults():
-    algorithm = built(loss=maxent_class_defaults())
-    episodes = episodes_of(algorithm, group(0, [1.0, 1.0]))
-    assert [(e.credit.left_out, e.credit.columns["mass"]) for e in episodes] == [(None, 0.5)] * 2
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.01])
@@ -131,27 +101,3 @@ def test_weight_metrics_of_a_step():
         "groups/incorrect_mass": ((1 - SIGMOID_1) + 1.0) / 2,
     }
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
-
-
-def test_the_clip_loss_of_sequences_is_summed_over_the_group():
-    clip = {"clip_coef": 0.5, "clip": Clip.Config(eps_high=0.1)}
-    listwise, both = maxent(), maxent(clip_ratio="sequence", **clip)
-    groups = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)]), group(1, [1.0, 0.0], logprobs=[(-1.0,)] * 2)
-    episodes = episodes_of(both, *groups)
-    old = [[-1.0, -1.0], [-1.0], [-1.0], [-1.0]]
-    # sequence ratios 1.2 * 1.25 = 1.5 (clipped at 1.1), 0.9, and 1 in the second group
-    rows = [[1.2, 1.25], [0.9], [1.0], [1.0]]
-    values = [torch.tensor([-1 + math.log(r) for r in row], dtype=torch.float64, requires_grad=True) for row in rows]
-    outputs = [
-        run_loss(algorithm, episodes, values, packed(algorithm, episodes, old=old)) for algorithm in (listwise, both)
-    ]
-    advantage = SIGMOID_1 - 0.5
-    clip_loss = 0.5 * (-1.1 * advantage + 0.9 * advantage) / 2  # of two groups; the second sums to 0
-    assert outputs[1].loss.item() - outputs[0].loss.item() == pytest.approx(clip_loss, abs=1e-12)
-    metrics = outputs[1].metrics
-    assert metrics["loss/clip"].value == pytest.approx(clip_loss, abs=1e-12)
-    assert metrics["loss/listwise"].value == pytest.approx(outputs[0].loss.item(), abs=1e-12)
-    assert metrics["ratio/max"].value == pytest.approx(1.5, abs=1e-12)
-    (outputs[1].loss - outputs[0].loss).backward()
-    assert values[0].grad.tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
-    assert values[1].grad.tolist() == pytest.approx([0.5 * 0.9 * advantage / 2], abs=1e-12)
