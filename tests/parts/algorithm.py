@@ -255,3 +255,15 @@ def three() -> LossInputs:
         group_ids=torch.zeros(3, dtype=torch.int64),
         normalizers=Normalizers(num_tokens=9, num_sequences=3, num_groups=1, max_completion_tokens=MAX_TOKENS),
     )
+
+
+def dense_divergence(p: Tensor, q: Tensor, beta: float) -> Tensor:
+    """A divergence of probabilities by its definition, [n, V] each -> [n]."""
+
+    def kl(a: Tensor, b: Tensor) -> Tensor:
+        return (a * (a / b).log()).sum(-1)
+
+    if beta in (0, 1):
+        return kl(p, q) if beta else kl(q, p)
+    m = (1 - beta) * p + beta * q
+    return beta * kl(q, m) + (1 - beta) * kl(p, m)

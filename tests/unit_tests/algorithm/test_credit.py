@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from tests.parts.algorithm import built, episodes_of, group, normalizers_of
-from torchtitan_rl.algorithm import Advantage, GroupFilter, GroupMean, Truncation
-from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo, semantic_entropy
+from tests.parts.algorithm import built, episodes_of, group
+from torchtitan_rl.algorithm import Advantage, GroupFilter, Truncation
+from torchtitan_rl.algorithm.losses.seed_grpo import semantic_entropy
 
 
 class ArrayAdvantage(Advantage):
@@ -30,10 +30,6 @@ class Easy(GroupFilter):
 def test_a_filter_may_answer_false_for_a_group_that_is_kept():
     algorithm = built(group_filter=Easy.Config())
     assert [episode.in_loss for episode in episodes_of(algorithm, group(0, [1.0, 4.0]))] == [True, True]
-
-
-def tokens(length: int) -> tuple[float, ...]:
-    return (-1.0,) * length
 
 
 def test_penalty_interval_is_at_most_the_length_limit_of_a_mixture_member():
@@ -73,15 +69,11 @@ def test_semantic_entropy_in_closed_form(answers, means, expected):
     assert semantic_entropy(answers, means) == pytest.approx(expected, abs=1e-12)
 
 
-def test_length_and_likelihood_count_only_sampled_tokens():
-    algorithm = built(
-        advantage=GroupMean.Config(),
-        seed_grpo=SeedGrpo.Config(alpha=1.0),
-        truncation=Truncation.Config(mode="penalty", cache_tokens=8),
-    )
-    tool = (True, True, *[False] * 10)  # two tokens of the policy, ten of an environment
-    lists = {"logprobs": [tokens(2) + (0.0,) * 10, tokens(2)], "loss_mask": [tool, None], "answer": ["4", "5"]}
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], **lists))
-    assert [episode.credit.shaped_reward for episode in episodes] == [1.0, 0.0]
-    assert episodes[0].credit.advantage == pytest.approx(0.25, abs=1e-15)  # shares 1/2 and 1/2
-    assert normalizers_of(algorithm, episodes).num_tokens == 4
+@pytest.mark.parametrize("end", ["length", "max_tokens", "max_turns", "time", "env_error"])
+def test_the_finish_reasons_that_count_as_cut_may_be_chosen(end):
+    pair = group(0, [1.0, 0.0], finish_reason=[end, "stop"])
+    masked = built(truncation=Truncation.Config(mode="mask"))
+    reason = None if end == "env_error" else "truncated"
+    assert [e.credit.left_out for e in episodes_of(masked, pair)] == [reason, None]
+    only = built(truncation=Truncation.Config(mode="mask", cut=("length",)))
+    assert [e.in_loss for e in episodes_of(only, pair)] == [end != "length", True]

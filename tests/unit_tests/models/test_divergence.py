@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests.parts.algorithm import dense_divergence
 from torchtitan_rl.models.divergence import TeacherOutput, chunked_divergence
 
 T, D, DT, V = 13, 8, 5, 37
@@ -18,20 +19,10 @@ def inputs(seed=0, dtype=torch.float64):
     return hidden, weight, TeacherOutput(torch.randn(T, DT, dtype=dtype), torch.randn(V, DT, dtype=dtype))
 
 
-def kl(a, b):
-    """KL(a || b) of probabilities [T, V], by its definition."""
-    return (a * (a / b).log()).sum(-1)
-
-
 def dense(hidden, weight, teacher, beta, temperature=1.0):
     """The divergences by their definitions, with both [T, V] in memory."""
     p, q = ((h @ w.T / temperature).softmax(-1) for h, w in ((hidden, weight), teacher[:2]))  # [T, V] each
-    if beta == 1:
-        return kl(p, q)
-    if beta == 0:
-        return kl(q, p)
-    m = (1 - beta) * p + beta * q
-    return beta * kl(q, m) + (1 - beta) * kl(p, m)
+    return dense_divergence(p, q, beta)
 
 
 def with_gradients(divergence, hidden, weight):

@@ -201,18 +201,6 @@ def test_reported_flops_bound_those_counted_by_torch(build, algorithm, share_pro
         assert least == pytest.approx(sum(map(partial(work_of, trainer), groups)), rel=1e-12)
 
 
-def test_update_with_siblings_in_one_microbatch_is_the_same_and_forwards_fewer_tokens(build):
-    reports, after = [], []
-    for share_prompts in (False, True):
-        trainer = build()
-        trainer.batcher.share_prompts = share_prompts
-        reports.append(trainer.update(credited(trainer)))
-        after.append(weights(trainer))
-    assert reports[1].trained_tokens < reports[0].trained_tokens
-    assert reports[1].grad_norm == pytest.approx(reports[0].grad_norm, rel=1e-5)
-    torch.testing.assert_close(after[1], after[0], atol=1e-6, rtol=1e-4)
-
-
 def test_update_with_flex_attention_is_the_same_in_fewer_micro_batches(build, eager_flex):
     trainers = [build(attention=attention, max_tokens_per_microbatch=64) for attention in ("auto", "flex")]
     reports = [trainer.update(credited(trainer)) for trainer in trainers]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.parts.algorithm import built, episodes_of, group, normalizers_of, run_loss
+from tests.parts.algorithm import built, dense_divergence, episodes_of, group, normalizers_of, run_loss
 from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import catch_gradients, scored_step, tiny_trainer
 from torchtitan_rl.algorithm import Algorithm, Loss, TokenTruncate
@@ -122,6 +122,18 @@ def test_the_teacher_is_normalised_over_the_tokens_that_the_sampler_kept(one_ran
         np.testing.assert_allclose(columns[TEACHER_LOGPROBS], columns["expected"], rtol=0, atol=1e-5)
 
 
+each_layout = pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_tokens_per_microbatch": 4096},
+        {"max_tokens_per_microbatch": 40},
+        {"max_tokens_per_microbatch": 40, "parallelism": "always"},
+        {"max_tokens_per_microbatch": 40, "parallelism": "never"},
+    ],
+    ids=["packed", "micro-batches", "always", "never"],
+)
+
+
 @pytest.fixture(scope="module")
 def folders(one_rank, tmp_path_factory):
     """A student and a teacher of other sizes, whose head has 8 rows more."""
@@ -160,34 +172,13 @@ def dense_exact(folders, beta) -> tuple[float, dict[str, torch.Tensor]]:
             ids = torch.tensor([[*one.prompt.token_ids, *sample.completion.token_ids]])  # [1, Lp + L]
             places = np.flatnonzero(sample.completion.loss_mask) + len(one.prompt.token_ids) - 1
             p, q = ((m(ids).logits[0, places, :128] / 0.9).softmax(-1) for m in (student, teacher))  # [n, V] each
-            total = total + divergence(p, q.detach(), beta).sum()
+            total = total + dense_divergence(p, q.detach(), beta).sum()
             count += len(places)
     (total / count).backward()
     return (total / count).item(), {name: p.grad for name, p in student.named_parameters()}
 
 
-def divergence(p, q, beta):
-    """[n, V] each -> [n]"""
-
-    def kl(a, b):
-        return (a * (a / b).log()).sum(-1)
-
-    if beta in (0, 1):
-        return kl(p, q) if beta else kl(q, p)
-    m = (1 - beta) * p + beta * q
-    return beta * kl(q, m) + (1 - beta) * kl(p, m)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_tokens_per_microbatch": 4096},
-        {"max_tokens_per_microbatch": 40},
-        {"parallelism": "always"},
-        {"parallelism": "never"},
-    ],
-    ids=["packed", "micro-batches", "always", "never"],
-)
+@each_layout
 @pytest.mark.parametrize("beta", [1.0, 0.0, 0.3])
 def test_the_exact_loss_and_gradient_are_a_dense_float64_references(folders, beta, settings):
     loss, mean, grads = exact_update(folders, beta, **settings)

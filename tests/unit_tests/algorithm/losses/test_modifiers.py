@@ -20,7 +20,6 @@ from torchtitan_rl.algorithm import (
     OffPolicyMask,
     OptimalBaseline,
     RoleBaseline,
-    Sapo,
     SquaredLogRatio,
     TargetEntropy,
     TokenMean,
@@ -137,15 +136,6 @@ def test_loss_that_a_modifier_would_rob_is_refused_by_name(outer, inner, expecte
     deeper = SquaredLogRatio.Config(loss=outer.Config(loss=inner))
     with pytest.raises(UserError, match=rf"{own}.loss = {other}.*{expected}"):
         Algorithm.Config(loss=deeper)
-
-
-def test_target_entropy_around_a_mask_has_its_bonus():
-    config = TargetEntropy.Config(loss=OffPolicyMask.Config(loss=Sapo.Config(), delta=0.1), step=0.75)
-    loss = Algorithm.Config(loss=config).build(max_completion_tokens=9).policy_loss
-    loss.after_update({"policy/entropy": 0.1})
-    masked = loss_of(OffPolicyMask.Config(loss=Sapo.Config(), delta=0.1)).item()
-    found = loss.terms(three(), TokenMean.Config().build())["policy"].item()
-    assert found == pytest.approx(masked - 0.75 * np.mean(ENTROPY), rel=1e-12)
 
 
 def test_baseline_modifiers_refuse_settings_without_effect():

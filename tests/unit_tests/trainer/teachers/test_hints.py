@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.parts.algorithm import group
+from tests.parts.algorithm import dense_divergence, group
 from tests.parts.tiny import save_tiny_checkpoint
 from tests.parts.tiny_trainer import catch_gradients, scored_step
-from tests.unit_tests.algorithm.losses.test_distillation import divergence, trainer_of
+from tests.unit_tests.algorithm.losses.test_distillation import each_layout, trainer_of
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, Distill, ExactDistill
 from torchtitan_rl.algorithm.losses.loss import TEACHER_LOGPROBS
@@ -57,16 +57,7 @@ def dense_places(one: Group, sample, hint: str | None) -> tuple[torch.Tensor, np
     return ids, np.flatnonzero(sample.completion.loss_mask) + len(prompt) - 1
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_tokens_per_microbatch": 4096},
-        {"max_tokens_per_microbatch": 40},
-        {"max_tokens_per_microbatch": 40, "parallelism": "always"},
-        {"max_tokens_per_microbatch": 40, "parallelism": "never"},
-    ],
-    ids=["packed", "micro-batches", "always", "never"],
-)
+@each_layout
 @pytest.mark.parametrize("beta", [1.0, 0.0, 0.3])
 def test_the_policy_teaches_itself_as_dense_float64_does(folder, beta, settings):
     """Divergence and gradient, by enumeration of the vocabulary; the teacher's side has no gradient."""
@@ -83,7 +74,7 @@ def test_the_policy_teaches_itself_as_dense_float64_does(folder, beta, settings)
         for sample, hint in zip(one.samples, some_hints(one), strict=True):
             (ids, places), (more, theirs) = (dense_places(one, sample, text) for text in (None, hint))
             p, q = (model(i).logits[0, at] / 0.9 for i, at in ((ids, places), (more, theirs)))  # [n, V]
-            found = divergence(p.softmax(-1), q.softmax(-1).detach(), beta)  # [n]
+            found = dense_divergence(p.softmax(-1), q.softmax(-1).detach(), beta)  # [n]
             kept = sample.credit.token_columns[DIVERGENCE][sample.completion.loss_mask]
             np.testing.assert_allclose(kept, found.detach(), rtol=5e-6, atol=1e-6)
             assert hint is None or kept.max() > 1e-3
@@ -108,7 +99,7 @@ def test_log_nu_is_transformers_under_the_hint_and_held_out_samples_have_theirs(
             mask = sample.completion.loss_mask
             np.testing.assert_allclose(sample.credit.token_columns[TEACHER_LOGPROBS][mask], expected, rtol=0, atol=1e-5)
             p = (model(ids).logits[0, places] / 0.9).softmax(-1)  # [n, V]
-            total, count = total + divergence(p, log_q.exp(), 1.0).sum().item(), count + len(places)
+            total, count = total + dense_divergence(p, log_q.exp(), 1.0).sum().item(), count + len(places)
     made = trainer_of(folder, ExactDistill.Config())
     teacher = ExactTeacher(made, made.model, hints())
     assert teacher.measure(groups)[DIVERGENCE] == pytest.approx(total / count, rel=1e-5)
