@@ -57,7 +57,7 @@ def as_on_a_gpu() -> Iterator[None]:
     config = loader_module.CompileConfig
     compiled = {
         f"_compiled{name}": torch.compile(getattr(logprobs, name), backend="aot_eager", fullgraph=True)
-        for name in ("_statistics", "_gradient", "_logprob_gradient")
+        for name in ("_statistics", "_gradient")
     }
     flex = torch.compile(flex_attention.flex_attention, backend="aot_eager", fullgraph=True)
     with (

@@ -74,30 +74,24 @@ def _gradient(
     peak: Tensor,
     log_total: Tensor,
     g_logprob: Tensor,
-    entropy: Tensor,
-    g_entropy: Tensor,
     sharpness: float,
+    entropy: Tensor | None = None,
+    g_entropy: Tensor | None = None,
 ) -> Tensor:
-    """Returns -p * (g_logprob + g_entropy * (log p + H)) in place of a tile of logits [C, R]. The others are [C, 1]."""
+    """Returns -p * (g_logprob + g_entropy * (log p + H)) in place of a tile of logits [C, R]. The others are [C, 1]; the last two
+    are None for an entropy without gradient."""
     exponent = logits.sub_(peak).mul_(sharpness)  # [C, R]
+    if g_entropy is None:
+        return exponent.exp2_().mul_(-g_logprob * torch.exp(-log_total))  # [C, R]
     p = exponent.exp2().mul_(torch.exp(-log_total))  # [C, R]
     log_p = exponent.div_(LOG2_E).sub_(log_total)  # [C, R]
     slope = log_p.add_(entropy).mul_(g_entropy).add_(g_logprob)  # [C, R]
     return slope.mul_(p).neg_()  # [C, R]
 
 
-def _logprob_gradient(
-    logits: Tensor, peak: Tensor, log_total: Tensor, g_logprob: Tensor, sharpness: float
-) -> Tensor:
-    """Returns -p * g_logprob in place of a tile of logits [C, R], for an entropy without gradient. The others are [C, 1]."""
-    e = logits.sub_(peak).mul_(sharpness).exp2_()  # [C, R]
-    return e.mul_(-g_logprob * torch.exp(-log_total))  # [C, R]
-
-
 # Compiled at the first call: one pass over the tile instead of several.
 _compiled_statistics = torch.compile(_statistics)
 _compiled_gradient = torch.compile(_gradient)
-_compiled_logprob_gradient = torch.compile(_logprob_gradient)
 
 
 class _Constants(NamedTuple):
@@ -208,7 +202,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if g_entropy is not None:  # by default the loss does not read the entropy
             entropy = entropy[:, None]
             g_entropy = g_entropy[:, None]
-        logprob_gradient = _compiled_logprob_gradient if constants.compile else _logprob_gradient
         gradient = _compiled_gradient if constants.compile else _gradient
         sharpness = LOG2_E / constants.temperature
         operand = wide(hidden)  # [T, D]
@@ -222,12 +215,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 logits = product(operand[tokens], block.T)  # [C, R]
                 _drop(logits, tokens, rows, constants)
                 # [C, R], and [C, 1] each
-                of_logprob = (logits, peak[tokens], log_total[tokens], g_logprobs[tokens])
-                if g_entropy is None:
-                    grad_logits = logprob_gradient(*of_logprob, sharpness)  # [C, R]
-                else:
-                    of_entropy = (entropy[tokens], g_entropy[tokens])  # [C, 1] each
-                    grad_logits = gradient(*of_logprob, *of_entropy, sharpness)  # [C, R]
+                arguments = logits, peak[tokens], log_total[tokens], g_logprobs[tokens], sharpness
+                if g_entropy is not None:
+                    arguments += entropy[tokens], g_entropy[tokens]  # [C, 1] each
+                grad_logits = gradient(*arguments)  # [C, R]
                 at_label = torch.where(in_tile[:, None], g_logprobs[tokens], 0)  # [C, 1]
                 grad_logits.scatter_add_(-1, label_row, at_label)
                 grad_logits = grad_logits.to(hidden.dtype)

@@ -165,7 +165,7 @@ def test_sharded_vocabulary_gives_equal_results_on_every_rank(monkeypatch, maske
 
 def test_compiled_tiles_equal_eager_tiles(monkeypatch):
     """Traced whole, with the in-place steps made functional, as any compiler gets them; generated code takes half a minute."""
-    for name in ("_statistics", "_gradient", "_logprob_gradient"):
+    for name in ("_statistics", "_gradient"):
         traced = torch.compile(getattr(logprobs, name), backend="aot_eager", fullgraph=True)
         monkeypatch.setattr(logprobs, f"_compiled{name}", traced)
     hidden, weight, labels = inputs()

@@ -6,7 +6,7 @@ from typing import Any
 from torchtitan_rl.algorithm.losses.modifier import OwnBaseline
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.summary import same_everywhere
-from torchtitan_rl.types import Episode, Group, Metric, Prompt
+from torchtitan_rl.types import Episode, Group, Metric
 
 
 class RoleBaseline(OwnBaseline):
@@ -29,13 +29,10 @@ class RoleBaseline(OwnBaseline):
         super().__init__(config)
         self.baselines: dict[str, float] = {}
 
-    def role(self, prompt: Prompt) -> str:
-        """The prompt's task and role. Example: "poker/first"."""
-        return f"{prompt.task}/{prompt.columns.get(self.config.column, '')}".strip("/")
-
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
         for group in groups:
-            role = self.role(group.prompt)
+            task, columns = group.prompt.task, group.prompt.columns
+            role = f"{task}/{columns.get(self.config.column, '')}".strip("/")  # such as "poker/first"
             for episode in group.samples:
                 reward = episode.credit.shaped_reward
                 if reward is None:
