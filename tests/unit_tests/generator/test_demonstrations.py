@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint
 from tests.parts.tiny_trainer import catch_gradients, tiny_trainer
-from torchtitan_rl.algorithm import Algorithm, SeqMeanTokenMean, TokenTruncate, Truncation
+from torchtitan_rl.algorithm import Algorithm, SeqMeanTokenMean
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.sft import Nll
 from torchtitan_rl.errors import UserError
@@ -114,21 +114,6 @@ def test_adapters_learn_from_demonstrations(folder):
     change_adapters(trainer.model, 1)
     losses = [update(trainer)[0] for _ in range(8)]
     assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ({"zero_variance": "refill"}, "algorithm.zero_variance = 'refill': expected keep with Nll"),
-        ({"old_logprobs": "sampler"}, "algorithm.old_logprobs = 'sampler': expected policy with Nll"),
-        ({"mismatch": TokenTruncate.Config()}, "algorithm.mismatch = "),
-        ({"truncation": Truncation.Config(mode="mask")}, "algorithm.truncation = "),
-        ({"credit": "turn"}, "algorithm.credit = 'turn'"),
-    ],
-)
-def test_settings_that_need_samples_or_rewards_are_refused(setting, says):
-    with pytest.raises(UserError, match=says):
-        Algorithm.Config(loss=Nll.Config(), **setting)
 
 
 def test_a_prompt_without_a_demonstration_is_named():

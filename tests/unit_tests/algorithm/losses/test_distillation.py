@@ -10,11 +10,10 @@ from transformers import AutoModelForCausalLM
 from tests.parts.algorithm import built, dense_divergence, episodes_of, group, normalizers_of, run_loss
 from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import catch_gradients, scored_step, tiny_trainer
-from torchtitan_rl.algorithm import Algorithm, Loss, TokenTruncate
+from torchtitan_rl.algorithm import Algorithm, Loss
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, Distill, ExactDistill
 from torchtitan_rl.algorithm.losses.loss import TEACHER_LOGPROBS, TEACHER_TOKEN
-from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.configs.toys.small_models import new_hf_model, small_qwen3
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.models.hf_config import spec_from_folder
@@ -68,12 +67,6 @@ def test_rewards_are_added_on_request_alone():
     advantages = torch.tensor([[1.0], [-1.0]]) * 0.5**0.5  # of GRPO
     torch.testing.assert_close(alone, 0.5 * (-1.0 - torch.tensor(TEACHER)) / 4)
     torch.testing.assert_close(both, alone - advantages / 4, rtol=1e-3, atol=0)
-
-
-@pytest.mark.parametrize("choice", ["drop", "refill"])
-def test_equal_rewards_are_not_dropped(choice):
-    with pytest.raises(UserError, match="algorithm.zero_variance"):
-        Algorithm.Config(loss=Distill.Config(), zero_variance=choice)
 
 
 def test_the_teacher_scores_the_students_samples_as_transformers_does(one_rank, tmp_path):
@@ -214,22 +207,6 @@ def test_off_policy_distillation_has_the_datas_completions():
     algorithm.validate_sampling(1)
     with pytest.raises(UserError, match=r"^sampling.n = 2: expected 1 with a loss of demonstrations"):
         algorithm.validate_sampling(2)
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"mismatch": TokenTruncate.Config()},
-        {"old_logprobs": "sampler"},
-        {"credit": "turn"},
-        {"zero_variance": "drop"},
-        {"seed_grpo": SeedGrpo.Config()},
-    ],
-    ids=lambda setting: next(iter(setting)),
-)
-def test_settings_that_the_exact_loss_does_not_read_are_refused(setting):
-    with pytest.raises(UserError, match=f"^algorithm.{next(iter(setting))} = .* with ExactDistill"):
-        Algorithm.Config(loss=ExactDistill.Config(), **setting)
 
 
 def trainer_of(folder: Path, loss: Loss.Config | None = None, *, parallelism: str = "default", **settings) -> Trainer:

@@ -15,7 +15,6 @@ from torchtitan_rl.algorithm import (
     ExactDistill,
     Loss,
     MaxEnt,
-    MaxRl,
     Nll,
     OffPolicyMask,
     OptimalBaseline,
@@ -136,14 +135,6 @@ def test_loss_that_a_modifier_would_rob_is_refused_by_name(outer, inner, expecte
     deeper = SquaredLogRatio.Config(loss=outer.Config(loss=inner))
     with pytest.raises(UserError, match=rf"{own}.loss = {other}.*{expected}"):
         Algorithm.Config(loss=deeper)
-
-
-def test_baseline_modifiers_refuse_settings_without_effect():
-    for wrong in ({"advantage": MaxRl.Config()}, {"credit": "turn"}, {"zero_variance": "refill"}):
-        with pytest.raises(UserError, match=f"algorithm.{next(iter(wrong))} = "):
-            Algorithm.Config(loss=OptimalBaseline.Config(), **wrong)
-    with pytest.raises(UserError, match="algorithm.entropy_coef = 0.1: expected 0"):
-        Algorithm.Config(loss=TargetEntropy.Config(), entropy_coef=0.1)
 
 
 def test_optimal_baseline_equals_verl():

@@ -6,18 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests.parts.algorithm import built, episodes_of, group, normalizers_of, pack, policy_like, run_loss
-from torchtitan_rl.algorithm import (
-    KL,
-    Algorithm,
-    GroupMean,
-    MaxEnt,
-    Reinforce,
-    SeqMeanTokenMean,
-    TokenTruncate,
-    maxent_class_defaults,
-)
+from torchtitan_rl.algorithm import Algorithm, MaxEnt, maxent_class_defaults
 from torchtitan_rl.algorithm.losses.distillation import Distill
-from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.observe.metrics.reward_stats import advantage_metrics
 
 SIGMOID_1 = math.e / (math.e + 1)
@@ -58,22 +48,6 @@ def test_group_of_one_completion_has_the_whole_mass():
     episodes = episodes_of(algorithm, group(0, [1.0]))
     assert (episodes[0].in_loss, episodes[0].credit.columns["mass"]) == (True, 1.0)
     assert algorithm.group_metrics(episodes.groups)["maxent/weight_entropy/mean"].value == 0
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"kl": KL.Config(coef=0.1)}, r"algorithm\.kl\.coef = 0\.1: expected 0\.0 with MaxEnt"),
-        ({"seed_grpo": SeedGrpo.Config()}, r"algorithm\.seed_grpo = .*: expected None with MaxEnt"),
-        ({"advantage": GroupMean.Config()}, r"algorithm\.advantage = .*with MaxEnt"),
-        ({"aggregation": SeqMeanTokenMean.Config()}, r"algorithm\.aggregation = .*with MaxEnt"),
-        ({"mismatch": TokenTruncate.Config()}, r"algorithm\.mismatch = .*with MaxEnt"),
-    ],
-)
-def test_settings_without_effect_are_refused(config, message):
-    with pytest.raises(ValueError, match=message):
-        Algorithm.Config(loss=maxent_class_defaults(), **config)
-    Algorithm.Config(loss=Reinforce.Config(), **config)
 
 
 def test_another_loss_as_the_clip_loss_is_refused():
