@@ -229,7 +229,7 @@ def run_loss(
     """`Algorithm.loss` with the given log-probabilities and a constant entropy."""
     logprobs = spread_logprobs(batch, episodes, values)
     output = algorithm.loss(batch, logprobs, torch.full_like(logprobs, entropy))
-    return Ran(output.loss, output.metrics)
+    return Ran(output.loss, output.read(output.tally.numbers()))
 
 
 OLD = [-1.2, -0.3, -2.5, -0.05, -0.7, -1.6, -0.2, -3.0, -0.9]

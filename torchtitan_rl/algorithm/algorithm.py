@@ -33,7 +33,7 @@ from torchtitan_rl.types import Episode, Group, Metric, Normalizers, TrainBatch
 
 @dataclass(frozen=True)
 class LossOutput:
-    """The result of `Algorithm.loss` for one micro-batch. Its metrics stay on the device until they are read."""
+    """The result of `Algorithm.loss` for one micro-batch. Its metrics stay on the device until `read` gets their numbers."""
 
     loss: Tensor
     """0-d share of the optimizer step's loss. The shares of all micro-batches and data-parallel ranks add up to it."""
@@ -41,11 +41,6 @@ class LossOutput:
     batch: TrainBatch
     checked: dict[str, Tensor]
     """[T] each, by name: `read` raises for a token at which one is not finite. Empty with nonfinite "mask"."""
-
-    @property
-    def metrics(self) -> dict[str, Metric]:
-        """`read` with numbers that it fetches, for which the host waits."""
-        return self.read(self.tally.numbers().cpu())
 
     def read(self, numbers: Tensor) -> dict[str, Metric]:
         """Returns the metrics. Values are floats, or a float tensor [at most 4096] if the reduction is "distribution".
@@ -111,8 +106,6 @@ class Algorithm(OwnConfig):
             remedy = 'The ratio already uses the sampler; use old_logprobs "policy" to correct separately.'
             holds = not (corrects and self.old_logprobs == "sampler")
             expect(holds, "algorithm.mismatch", self.mismatch, expected, remedy)
-            is_loss = isinstance(self.loss, Loss.Config)
-            expect(is_loss, "algorithm.loss", self.loss, "Loss.Config", "Use Clip.Config().")
             self.loss.check_objective(self)
             self.advantage.check_objective(self)
 

@@ -119,3 +119,23 @@ def test_entropy_and_logprob_diff_are_distributions_over_loss_tokens():
     assert diffs.reduction == entropies.reduction == "distribution"
     assert diffs.value.tolist() == [0.5, 0.0, 0.25]
     assert entropies.value.tolist() == pytest.approx([0.7] * 3)
+
+
+def test_mismatch_statistics_are_logged_even_without_a_correction():
+    algorithm = built()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -2.0), (-1.0, -1.0)]))
+    batch = pack(episodes, normalizers_of(algorithm, episodes))
+    values = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in ([-1.5, -2.0], [-1.0, 0.0])]
+    metrics = run_loss(algorithm, episodes, values, batch).metrics
+    down, up = math.exp(-0.5), math.exp(1.0)  # pi_old / mu of the two tokens that differ
+    expected = {
+        "sampler/logprob_diff/mean": 1.5 / 4,
+        "sampler/logprob_diff/max": 1.0,
+        "sampler/importance_weight/mean": (down + up + 2) / 4,
+        "sampler/importance_weight/min": down,
+        "sampler/importance_weight/max": up,
+        "sampler/corrected_fraction": 0.0,
+        # k3 of KL(mu || pi_old) at samples of mu: w - 1 - log w
+        "sampler/kl": ((down - 1 + 0.5) + (up - 1 - 1.0)) / 4,
+    }
+    assert {key: metrics[key].value for key in expected} == pytest.approx(expected, abs=1e-12)

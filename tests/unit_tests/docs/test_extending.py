@@ -77,7 +77,8 @@ def test_kl_cov_holds_back_the_likely_tokens_of_good_answers():
     gradient = [-ratio * a / 8 for a in batch.advantages[inside].tolist()]
     expected = [value + (1 / 8 if i in (0, 2) else 0) for i, value in enumerate(gradient)]
     assert logprobs.grad[inside].tolist() == pytest.approx(expected, rel=1e-6)
-    assert output.metrics["kl_cov/entropy"].value == pytest.approx(inside[[0, 2]].double().mean().item())
+    metrics = output.read(output.tally.numbers())
+    assert metrics["kl_cov/entropy"].value == pytest.approx(inside[[0, 2]].double().mean().item())
 
 
 def test_loss_inputs_have_sampler_and_reference():

@@ -7,7 +7,6 @@ import pytest
 
 from tests.parts.algorithm import built, episodes_of, group, normalizers_of, pack, policy_like, run_loss
 from torchtitan_rl.algorithm import Algorithm, MaxEnt, maxent_class_defaults
-from torchtitan_rl.algorithm.losses.distillation import Distill
 from torchtitan_rl.observe.metrics.reward_stats import advantage_metrics
 
 SIGMOID_1 = math.e / (math.e + 1)
@@ -48,11 +47,6 @@ def test_group_of_one_completion_has_the_whole_mass():
     episodes = episodes_of(algorithm, group(0, [1.0]))
     assert (episodes[0].in_loss, episodes[0].credit.columns["mass"]) == (True, 1.0)
     assert algorithm.group_metrics(episodes.groups)["maxent/weight_entropy/mean"].value == 0
-
-
-def test_another_loss_as_the_clip_loss_is_refused():
-    with pytest.raises(ValueError, match=r"algorithm\.loss\.clip = Distill.*: expected Clip\.Config"):
-        MaxEnt.Config(clip=Distill.Config())
 
 
 def test_weight_metrics_of_a_step():
