@@ -175,14 +175,12 @@ def build_parts(
     config: "RunConfig",
     resolved: Resolved | None = None,
     *,
-    folder: Path = Path(),
     link: Link | None = None,
 ) -> Parts:
     """Build and connect the parts of a training loop. The engine sleeps, with empty weights, until the first push. Collective.
 
     Args:
         resolved: from `prepare`; None: resolved here.
-        folder: where the trainer writes what torchtitan dumps for debugging.
         link: to generators on ranks of their own; None: each rank has its part of an engine.
 
     Raises:
@@ -196,7 +194,7 @@ def build_parts(
     prompts, held_out, environments = build_prompts(resolved, tokenizer, tool_workers)
     millions = parameter_count(config.model_spec) / 1e6
     with events.phase(f"build the policy ({millions:,.1f} million parameters)"):
-        trainer = trainer_of_run(config, algorithm, folder)
+        trainer = trainer_of_run(config, algorithm)
         sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
         teaching, teacher = _build_teacher(config, trainer, prompts)
         sources += teaching
@@ -284,7 +282,7 @@ def _probe(config: "RunConfig", prompt: "Prompt") -> "IntArray":
     return np.resize(ids, min(length, config.generator.max_model_len - 1))
 
 
-def trainer_of_run(config: "RunConfig", algorithm: "Algorithm", folder: Path) -> "Trainer":
+def trainer_of_run(config: "RunConfig", algorithm: "Algorithm") -> "Trainer":
     """Build the trainer and give its process groups the run's timeout. Collective."""
     dims = ParallelDims.from_config(config.trainer.parallelism, dist.get_world_size())
     trainer = config.trainer.build(
@@ -296,7 +294,6 @@ def trainer_of_run(config: "RunConfig", algorithm: "Algorithm", folder: Path) ->
         max_model_len=config.generator.max_model_len,
         temperature=config.sampling.temperature,
         generator_dtype=config.generator.dtype,
-        dump_folder=str(folder),
         router_replay=config.generator.router_replay,
     )
     _set_timeouts(
@@ -415,7 +412,7 @@ def build_run(
         link = Link(config.generator.ranks, timedelta(seconds=config.comm.init_timeout_seconds))
         if link.samples:
             return _build_generator_rank(resolved, link, run_folder, stop_requested)
-    parts = build_parts(config, resolved, folder=run_folder, link=link)
+    parts = build_parts(config, resolved, link=link)
     evaluation = config.evaluation.build()
     observer = _build_observer(config, parts, run_folder)
     sampler, sampling_state = _build_sampler(parts, observer, link)

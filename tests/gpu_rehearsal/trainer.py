@@ -146,7 +146,7 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
 
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
-    trainer = trainer_of_run(config, algorithm, Path(""))
+    trainer = trainer_of_run(config, algorithm)
     sources = [Reference(trainer)] if algorithm.needs_reference else []
     teacher = None
     if algorithm.policy_loss.divergence_beta is not None:

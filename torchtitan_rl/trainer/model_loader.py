@@ -38,7 +38,6 @@ class ModelLoader:
         folder: str,
         parallel_dims: ParallelDims,
         max_model_len: int,
-        dump_folder: str = "",
         lora: Lora | None = None,
         router_replay: bool = False,
     ) -> None:
@@ -56,7 +55,6 @@ class ModelLoader:
         self.pad_multiple = 128 * parallel_dims.tp
         self._max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
         self._parallel_dims = parallel_dims
-        self._dump_folder = dump_folder
         self._lora = lora
         self._router_replay = router_replay
 
@@ -123,7 +121,7 @@ class ModelLoader:
             parallelism=config.parallelism,
             compile_config=CompileConfig(enable=config.compile, components=["model"]),
             ac_config=ac_class.Config() if ac_class else None,
-            dump_folder=self._dump_folder,
+            dump_folder="",
         )
         adapt_fsdp(model, reduces=self._parallel_dims.dp_enabled)
         model.to_empty(device=DEVICE_TYPE)

@@ -87,7 +87,6 @@ class Trainer(Configurable):
         max_model_len: int,
         temperature: float,
         generator_dtype: str,
-        dump_folder: str = "",
         router_replay: bool = False,
     ) -> None:
         """Load the policy. Collective.
@@ -98,7 +97,6 @@ class Trainer(Configurable):
             max_model_len: the longest prompt and completion together.
             temperature: the sampling temperature of the episodes.
             generator_dtype: in which the engine computes, for the gate.
-            dump_folder: where torchtitan writes what it dumps for debugging.
             router_replay: whether the sampler's records are experts (`Generator.Config`).
         """
         self.lora = Lora.of(config.lora)
@@ -112,7 +110,6 @@ class Trainer(Configurable):
             folder=hf_assets_path,
             parallel_dims=parallel_dims,
             max_model_len=max_model_len,
-            dump_folder=dump_folder,
             lora=self.lora,
             router_replay=router_replay,
         )
