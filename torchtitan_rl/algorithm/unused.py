@@ -13,8 +13,7 @@ def expect_defaults(objective: OwnConfig.Config, names: Sequence[str], part: str
     Example: expect_defaults(objective, ["credit"], "Gdpo") with credit "turn" says
     "algorithm.credit = 'turn': expected episode with Gdpo. Leave it out."
     """
-    defaults = type(objective)()
     for name in names:
-        value, default = attrgetter(name)(objective), attrgetter(name)(defaults)
+        value, default = attrgetter(name)(objective), attrgetter(name)(type(objective)())
         field, expected = f"algorithm.{name}", f"{default} with {part}"
         expect(value == default, field, value, expected, "Leave it out.")
