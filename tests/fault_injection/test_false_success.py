@@ -53,16 +53,3 @@ def test_deleting_the_run_folder_stops_the_run_with_exit_code_3(tmp_path):
     assert ended.code == 3
     ended.says("stopped: the run folder .* has vanished")
     ended.never_says("Traceback")
-
-
-def test_file_size_limit_fails_a_save_and_keeps_earlier_checkpoints(tmp_path):
-    """As a quota does: the room that the file system shows is not the room that there is."""
-    command = ["bash", "-c", 'ulimit -f 20000; exec "$@"', "bash"]
-    ended = train(tmp_path, *SHORT, prefix=command)
-    assert ended.code == 3
-    ended.says(
-        "step 1 is not saved: writing it failed .*: rank 0: ", "stopped: step 2 cannot be saved: writing it failed"
-    )
-    ended.never_says("Traceback")
-    assert steps_of(tmp_path / "run") == []
-    assert not list((tmp_path / "run" / "checkpoint").glob(".writing*"))

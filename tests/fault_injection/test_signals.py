@@ -60,20 +60,6 @@ def test_stop_signal_before_the_first_step_ends_at_once_without_a_traceback(tmp_
     ended.never_says("Traceback")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_stop_signal_in_the_warm_start_ends_at_once_and_leaves_no_partial_checkpoint(tmp_path, ranks):
-    other = ["--config", "tests/fault_injection/new_start.py:from_a_long_start"]
-    run = start(tmp_path, *LONG, *other, ranks=ranks, STARTS=str(tmp_path / "starts"))
-    run.wait_for("warm start: making the starting checkpoint")
-    run.signal(signal.SIGINT)
-    ended = run.end(20)
-    assert ended.code == 130
-    ended.says("SIGINT before the first step: nothing new is saved")
-    ended.never_says("Traceback")
-    assert list((tmp_path / "starts").glob("sums-*/")) == []
-    assert run.left() == {}
-
-
 @pytest.mark.quick
 def test_ctrl_c_during_imports_ends_at_once_with_one_sentence(tmp_path):
     run = start(tmp_path, *LONG)

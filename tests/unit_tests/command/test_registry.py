@@ -1,4 +1,3 @@
-import itertools
 import os
 
 import pytest
@@ -120,22 +119,3 @@ def test_dotted_overrides_reach_the_chosen_pieces():
     assert config.trainer.optimizer.lr == 1e-5
     assert config.trainer.parallelism.tensor_parallel_degree == 2
     assert config.evaluation.sampling.n == 4
-
-
-@pytest.mark.parametrize("option", ["--num-step", "--trainer.optimizer.lrr", "--foo", "--data.path"])
-def test_unknown_option_is_refused_with_those_spelled_alike(option, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        parse_args([option, "3"])
-    shown = "".join(capsys.readouterr())
-    assert "Unrecognized options" in shown
-    assert ("Perhaps you meant" in shown) == option.endswith(("step", "lrr"))
-
-
-SWITCHES = ["--list-configs", "--print-config", "--dry-run", "--preview", "--help"]
-
-
-def test_two_questions_in_one_command_are_refused(capsys):
-    for pair in itertools.combinations(SWITCHES, 2):
-        with pytest.raises(SystemExit, match="2"):
-            parse_args(["--config", "debug", *reversed(pair)])
-        assert f"argument {pair[0]}" in capsys.readouterr().err.replace("-h/", "")

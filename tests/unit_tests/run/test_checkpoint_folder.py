@@ -78,14 +78,6 @@ def test_damaged_checkpoint_is_skipped_with_a_reason(folder, tmp_path, damage):
         find_resume("40", tmp_path)
 
 
-def test_without_a_complete_checkpoint_each_is_named_and_no_new_run_starts(folder, tmp_path):
-    make(folder, 20, 40)
-    flip(shards(folder, 20))
-    shards(folder, 40).unlink()
-    with pytest.raises(UserError, match="no checkpoint in .* can be used: step-40: .*cannot be read.*; step-20: .*is"):
-        find_resume("auto", tmp_path)
-
-
 def test_partial_checkpoints_are_ignored_and_removed_at_the_next_save(folder, tmp_path):
     make(folder, 20)
     (folder.begin(40) / "__0_0.distcp").write_bytes(b"half")
