@@ -27,10 +27,6 @@ def folder(tmp_path):
     return CheckpointFolder(tmp_path)
 
 
-def shards(folder, step):
-    return folder.steps()[step] / "__0_0.distcp"
-
-
 def test_newest_complete_checkpoint_is_resumed(folder, tmp_path):
     assert find_resume("auto", tmp_path) is None
     make(folder, 20, 100, 40)
@@ -76,6 +72,13 @@ def test_damaged_checkpoint_is_skipped_with_a_reason(folder, tmp_path, damage):
     assert len(found.skipped) == 1
     with pytest.raises(UserError, match=f"no checkpoint in .* can be used: step-40: {reason}"):
         find_resume("40", tmp_path)
+
+
+def test_without_a_whole_checkpoint_each_is_named_and_no_new_run_starts(folder, tmp_path):
+    for path in make(folder, 20, 40).steps().values():
+        flip(path / "__0_0.distcp")
+    with pytest.raises(UserError, match="no checkpoint in .* can be used: step-40: .*damaged.*; step-20: .*damaged"):
+        find_resume("auto", tmp_path)
 
 
 def test_partial_checkpoints_are_ignored_and_removed_at_the_next_save(folder, tmp_path):
