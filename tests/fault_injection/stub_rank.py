@@ -23,7 +23,7 @@ def main() -> None:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     rank_status.ENDING_LIMIT_S = 2.0
     status_file = StatusFile(rank)
-    status_file.set_limits(WatchdogLimits(notice_seconds=1.0, limit_seconds=6.0 if act == "pause" else 100.0))
+    status_file.set_limits(WatchdogLimits(notice_seconds=1.0, limit_seconds=6.0))
     status_file.update(run_folder=str(folder))
     stop = StopSignal()
     stop.requested()
@@ -35,11 +35,6 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if step == 3 and last and act == "hangs":
             subprocess.Popen(["sleep", "1000"], start_new_session=True)
-            hang_here()
-        if step == 3 and last and act == "pause":
-            for _ in range(40):  # not one long sleep: that would be over at the end of the pause
-                time.sleep(0.1)
-        if step == 5 and last and act == "pause":
             hang_here()
         time.sleep(0.05)
         status_file.moved(f"step {step}: gather")
