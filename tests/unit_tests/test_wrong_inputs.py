@@ -32,7 +32,6 @@ from torchtitan_rl.environments import ToolEnvironment
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.rewards import Grader
-from torchtitan_rl.run.dump_folder import check_dump_folder
 from torchtitan_rl.run.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
 from torchtitan_rl.validation import check_model, longest_sequence, validate
 
@@ -331,9 +330,3 @@ def test_torn_file_of_end_tokens_is_named(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": ')
     with pytest.raises(UserError, match="hf_assets_path = .*: generation_config.json is not JSON: JSONDecodeError"):
         folder_end_token_ids(tmp_path, load_tokenizer(str(tmp_path)))
-
-
-def test_run_folder_in_a_models_folder_is_refused(tmp_path):
-    save_tiny_start(tmp_path)
-    with pytest.raises(UserError, match="new, empty or a run's own, but it has"):
-        check_dump_folder(str(tmp_path))
