@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import queue
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -19,16 +18,10 @@ def call_side_by_side(
     A call that has not returned after `seconds`, counted from the beginning of all, has a TimeoutError. Its thread cannot
     be stopped. It is a daemon thread, so it does not delay the end of the run.
     """
-    futures = [Future[Any]() for _ in calls]
-    waiting = deque(zip(futures, calls, strict=True))
-
-    def work() -> None:
-        with suppress(IndexError):  # none is left
-            while True:
-                _run(*waiting.popleft())
-
-    for _ in calls[:most]:
-        threading.Thread(target=work, daemon=True).start()
+    workers = [Worker() for _ in calls[:most]]
+    futures = [workers[n % most].call(call) for n, call in enumerate(calls)]
+    for worker in workers:
+        worker.close()
     wait(futures, min(seconds, threading.TIMEOUT_MAX))
     unbegun = f"not begun within {seconds:g} s, the time of all calls of one message"
     results: list[Any | BaseException] = []
