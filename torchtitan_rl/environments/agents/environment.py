@@ -105,10 +105,7 @@ class AgentEnvironment(FittedEnvironment):
         else:
             options = {"env": self._env, "same_path": self._same_path}
             self._running = RunningCommand(self._agent, self._session, task=self._task, **options)
-        follows = self._listen()
-        if isinstance(follows, Outcome):
-            raise AgentError("the agent ended without a request", self._refusal)
-        return follows.messages
+        return self._listen().messages
 
     def step(self, message: Message) -> Turn:
         """Answers the agent's request with the policy's message. Returns what its next request asks, or its end."""
@@ -155,6 +152,8 @@ class AgentEnvironment(FittedEnvironment):
                 event = self._session.next_event(self._seconds, in_order=in_order)
                 if isinstance(event, Outcome):
                     self._has_ended = True
+                    if not self._traces:
+                        raise AgentError("the agent ended without a request")
                     return event
                 self._number = event.number
                 try:
@@ -165,7 +164,8 @@ class AgentEnvironment(FittedEnvironment):
                     continue
                 return self._placed(request)
         except AgentError as error:
-            error.refusal = self._refusal
+            if self._refusal:
+                error.args = (f"{error}; its last request was refused: {self._refusal}",)
             raise
 
     def _placed(self, request: ChatRequest) -> Turn:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -55,14 +56,6 @@ class _Open:
     request: AgentRequest
     response: asyncio.Future[Response]
     waiting: list[Request]
-
-
-class _Refused(Exception):
-    """The answer to a request is an error."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 class Session:
@@ -142,7 +135,7 @@ class Session:
         pending = await self._joined(request, path, body)
         if pending is None:
             if len(self._open) >= MOST_OPEN:
-                raise _Refused(429, f"more than {MOST_OPEN} requests at once")
+                raise HTTPException(429, f"more than {MOST_OPEN} requests at once")
             agent_request = AgentRequest(path, body, next(self._numbers))
             pending = _Open(agent_request, self._gateway.loop.create_future(), [])
             self._open[agent_request.number] = pending
@@ -166,7 +159,7 @@ class Session:
             self.outcome = Outcome.read(await _body(request))
         except AgentError as error:
             self.end(error)
-            raise _Refused(400, str(error)) from None
+            raise HTTPException(400, str(error)) from None
         return JSONResponse({})
 
     async def _answer(self, number: int, response: Response) -> None:
@@ -190,7 +183,7 @@ async def _body(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MOST_BYTES:
-            raise _Refused(413, f"a body of more than {MOST_BYTES:,} bytes")
+            raise HTTPException(413, f"a body of more than {MOST_BYTES:,} bytes")
     return bytes(body)
 
 
@@ -231,7 +224,7 @@ class Gateway:
             Route("/v1/reward", self._take_outcome, methods=["POST"]),
             Route("/v1/models", self._models),
         ]
-        handlers = {_Refused: _as_response, ClientDisconnect: lambda *_: Response()}
+        handlers = {HTTPException: _as_response, ClientDisconnect: lambda *_: Response()}
         config = uvicorn.Config(
             Starlette(routes=routes, exception_handlers=handlers), log_config=None, log_level="error",
             access_log=False, lifespan="off", ws="none", timeout_keep_alive=KEEP_ALIVE_SECONDS,
@@ -253,7 +246,7 @@ class Gateway:
             if key in self.sessions:
                 return self.sessions[key]
         given = "OPENAI_API_KEY or ANTHROPIC_API_KEY as it was given"
-        raise _Refused(401, f"the key names no open conversation; use {given}")
+        raise HTTPException(401, f"the key names no open conversation; use {given}")
 
     async def _ask(self, request: Request) -> Response:
         return await self._session(request).ask(request)
@@ -284,5 +277,5 @@ def _refusal(status: int, reason: str, **facts: Any) -> Response:
     return JSONResponse({"type": "error", "error": error}, status)
 
 
-async def _as_response(request: Request, refused: _Refused) -> Response:
-    return _refusal(refused.status, str(refused))
+async def _as_response(request: Request, refused: HTTPException) -> Response:
+    return _refusal(refused.status_code, refused.detail)

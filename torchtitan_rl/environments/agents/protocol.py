@@ -38,17 +38,6 @@ OTHER_APIS = {"/v1/responses": responses, "/v1/messages": anthropic_messages}
 class AgentError(Exception):
     """An agent's mistake, as a sentence. The conversation ends with `env_error`."""
 
-    def __init__(self, reason: str, refusal: str = "") -> None:
-        """`refusal`: why the agent's last request was refused, if it was."""
-        super().__init__(reason)
-        self.refusal = refusal
-
-    def __str__(self) -> str:
-        reason = super().__str__()
-        if self.refusal:
-            reason += f"; its last request was refused: {self.refusal}"
-        return reason
-
 
 class AgentFailed(AgentError):
     """The agent's program has ended with an error of its own."""
