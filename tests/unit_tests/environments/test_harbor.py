@@ -50,6 +50,7 @@ def test_tasks_that_need_more_are_left_out_by_name_and_reason(tmp_path, capsys):
     assert not any(f"(row {name})" in shown for name in TEN)
 
 
+@needs_bubblewrap
 def test_tasks_with_one_instruction_are_kept_and_the_ranks_of_a_node_share_the_sandboxes(word, one_rank, monkeypatch):
     shutil.copytree(word, word.with_name("word_again"))
     opened = []
