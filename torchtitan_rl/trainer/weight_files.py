@@ -96,7 +96,6 @@ def _headers(folder: Path) -> dict[str, list[_Stored]]:
     return stored
 
 
-
 def _equal(embedding: _Stored, head: _Stored) -> bool:
     """Whether a stored head is the embedding. Both are read from the disk's pages, without a copy."""
     with safe_open(embedding.file, "pt") as first, safe_open(head.file, "pt") as second:

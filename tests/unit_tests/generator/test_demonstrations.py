@@ -104,7 +104,9 @@ def test_loss_and_gradient_are_a_dense_float64_references(folder, max_tokens, by
 
 
 def test_the_held_out_loss_is_the_mean_over_learned_tokens(folder):
-    assert held_out_measures(build(folder), prompts(), {})["evaluation/loss"] == pytest.approx(dense(folder)[0], rel=1e-6)
+    assert held_out_measures(build(folder), prompts(), {})["evaluation/loss"] == pytest.approx(
+        dense(folder)[0], rel=1e-6
+    )
     unshown = [Prompt(prompt_idx=0, text="", token_ids=[1], expected_answer="")]
     assert held_out_measures(build(folder), unshown, {}) == {}
 

@@ -81,6 +81,6 @@ class OwnBaseline(Modifier, ABC):
     needs_loss_of = ("advantages",)
     ignores = ("advantage", "credit", "zero_variance", "seed_grpo")
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Modifier.Config) -> None:
         super().__init__(config)
         self.learns_from = "rewards"

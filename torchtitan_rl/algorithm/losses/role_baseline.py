@@ -32,7 +32,9 @@ class RoleBaseline(OwnBaseline):
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
         for group in groups:
             task, columns = group.prompt.task, group.prompt.columns
-            role = f"{task}/{columns.get(self.config.column, '')}".strip("/")  # such as "poker/first"
+            role = f"{task}/{columns.get(self.config.column, '')}".strip(
+                "/"
+            )  # such as "poker/first"
             for episode in group.samples:
                 reward = episode.credit.shaped_reward
                 if reward is None:

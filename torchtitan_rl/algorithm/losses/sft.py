@@ -15,7 +15,15 @@ class Nll(TokenLoss):
     """l_t = -log pi of the demonstrations' tokens: supervised fine-tuning. Rewards, if there are any, are only reported."""
 
     learns_from = "demonstrations"
-    ignores = ("kl.coef", "mismatch", "old_logprobs", "credit", "zero_variance", "seed_grpo", "truncation")
+    ignores = (
+        "kl.coef",
+        "mismatch",
+        "old_logprobs",
+        "credit",
+        "zero_variance",
+        "seed_grpo",
+        "truncation",
+    )
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return -inputs.logprobs  # [T]

@@ -140,4 +140,3 @@ class ControllerState:
     """H~; None before its first value."""
     step: int = 0
     """Number of updates so far."""
-

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.parts.algorithm import built, episodes_of, group, normalizers_of, pack, policy_like, run_loss
-from torchtitan_rl.algorithm import Algorithm, MaxEnt, maxent_class_defaults
+from torchtitan_rl.algorithm import Algorithm, maxent_class_defaults
 from torchtitan_rl.observe.metrics.reward_stats import advantage_metrics
 
 SIGMOID_1 = math.e / (math.e + 1)
