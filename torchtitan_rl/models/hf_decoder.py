@@ -294,6 +294,13 @@ def check_parallelism(config: Decoder.Config, degree: int) -> None:
     expect(degree == 1, field, degree, expected, remedy)
 
 
+def check_attention(config: Decoder.Config, attention: str) -> None:
+    """Check that a model's layers can have this `trainer.attention`. Raises UserError, naming the field."""
+    if isinstance(config, HFDecoder.Config) and (config.linear or longest_window(config)):
+        expected = f'"auto" for {config.hf.model_type}, which has sliding windows or linear layers'
+        expect(attention == "auto", "trainer.attention", attention, expected, "Leave it out.")
+
+
 def check_other_parts(
     config: Decoder.Config,
     trainer: Configurable.Config,
@@ -308,9 +315,7 @@ def check_other_parts(
     if not isinstance(config, HFDecoder.Config):
         return
     kind, degree = config.hf.model_type, generator.tensor_parallel_degree
-    holds = trainer.attention == "auto" or not (config.linear or longest_window(config))
-    expected = f'"auto" for {kind}, which has sliding windows or linear layers'
-    expect(holds, "trainer.attention", trainer.attention, expected, "Leave it out.")
+    check_attention(config, trainer.attention)
     expected = f"1 for {kind}, whose {', '.join(config.merged)} cannot be compared in parts with the policy's"
     holds = degree == 1 or not config.merged
     expect(holds, "generator.tensor_parallel_degree", degree, expected, "Use 1.")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from torchtitan_rl.data.task import recipe_of
 from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.models.hf_decoder import check_attention
 from torchtitan_rl.run.hub import folder_of, is_hub_name
 from torchtitan_rl.run.start_checkpoint import START_CHECKPOINTS, load_tokenizer, model_in
 
@@ -40,6 +41,7 @@ def _prepared(
             teacher = str(folder_of(teacher))
         teacher = str(Path(teacher).absolute())
         spec, tokenizer = model_in(Path(teacher)), load_tokenizer(teacher)
+        check_attention(spec.model, config.trainer.attention)
     except UserError as error:
         raise UserError(f"teacher, which is checked like a start: {error}") from error
     check_same_vocabulary(student, tokenizer, teacher)

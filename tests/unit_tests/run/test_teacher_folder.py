@@ -83,3 +83,11 @@ def test_a_sampled_teacher_with_another_head_is_refused_where_the_sampler_keeps_
     config.model_spec = small_qwen3(**DIMENSIONS | {"vocab_size": 136})
     with pytest.raises(UserError, match=r"^teacher = .*: expected a head of the policy's 136 rows with sampling.top_p"):
         prepare_teachers(config, algorithm_of(config), tokenizer)
+
+
+def test_a_teacher_with_sliding_windows_is_refused_beside_flex_attention(exact, family_folder):
+    config, tokenizer = exact
+    tokenizer.save_pretrained(family_folder("gemma3_text"))
+    config.teacher, config.trainer.attention = str(family_folder("gemma3_text")), "flex"
+    with pytest.raises(UserError, match=r"trainer\.attention = 'flex': expected \"auto\" for gemma3_text"):
+        prepare_teachers(config, algorithm_of(config), tokenizer)
