@@ -5,8 +5,22 @@ from pathlib import Path
 
 from tests.parts.algorithm import episodes_of, group, normalizers_of, pack, policy_like, run_loss
 from tests.parts.metric_pages import OF_ALGORITHM, RUN, documented_keys, pattern, undocumented
-from tests.unit_tests.algorithm.test_invariants import ALGORITHMS
-from torchtitan_rl.algorithm import Algorithm, BetaController, MaxEnt, MetaController, TauController
+from torchtitan_rl.algorithm import (
+    KL,
+    Algorithm,
+    BetaController,
+    Cispo,
+    Clip,
+    Gspo,
+    MaxEnt,
+    MetaController,
+    SequenceTruncate,
+    TauController,
+    TokenMask,
+    TokenTruncate,
+    Truncation,
+)
+from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 
 PACKAGE = Path(__file__).parents[3] / "torchtitan_rl"
 
@@ -48,11 +62,18 @@ def emitted() -> dict[str, str]:
     """Every key that some configuration emits, with its reduction."""
     controllers = {"tau_controller": TauController.Config(target=0.5)}
     controllers["beta_controller"] = BetaController.Config(target=0.1, horizon=10)
-    configs = list(ALGORITHMS.values())
-    configs.append(Algorithm.Config(loss=MaxEnt.Config(beta=0.1, clip_coef=0.1, **controllers)))
-    configs.append(
-        Algorithm.Config(loss=MaxEnt.Config(meta_controller=MetaController.Config(target_entropy=0.5, target_kl=1)))
-    )
+    meta_controller = MetaController.Config(target_entropy=0.5, target_kl=1)
+    configs = [
+        Algorithm.Config(loss=Clip.Config(eps_high=0.28, dual_clip=3.0), truncation=Truncation.Config(mode="penalty")),
+        Algorithm.Config(loss=Gspo.Config()),
+        Algorithm.Config(loss=Cispo.Config(cap=1.05)),
+        Algorithm.Config(seed_grpo=SeedGrpo.Config(), mismatch=SequenceTruncate.Config(cap=1.01)),
+        Algorithm.Config(kl=KL.Config(coef=0.1), entropy_coef=0.01, mismatch=TokenTruncate.Config(cap=1.01)),
+        Algorithm.Config(mismatch=TokenMask.Config(low=0.99, high=1.01)),
+        Algorithm.Config(loss=MaxEnt.Config(clip_coef=0.5, clip_ratio="sequence")),
+        Algorithm.Config(loss=MaxEnt.Config(beta=0.1, clip_coef=0.1, **controllers)),
+        Algorithm.Config(loss=MaxEnt.Config(meta_controller=meta_controller)),
+    ]
     found = {}
     for config in configs:
         algorithm = config.build(max_completion_tokens=300)
