@@ -23,6 +23,9 @@ LEFT_OUT = re.compile(r"rotary_emb\.inv_freq$|^mtp\.")
 """Tensors that every implementation computes from config.json, which older checkpoints store, and Qwen3.5's head for speculative
 decoding."""
 
+ROWS = 2**14
+"""Rows of the embedding and of a stored tied head that are compared at a time."""
+
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -75,8 +78,7 @@ def _headers(folder: Path) -> dict[str, list[_Stored]]:
 
     transformers and vLLM read the files of an index alone; the trainer reads all, of which it takes what it knows by name.
     """
-    index = folder / "model.safetensors.index.json"
-    named = {*json.loads(index.read_text())["weight_map"].values()} if index.is_file() else set()
+    named = _indexed(folder / "model.safetensors.index.json")
     stored: dict[str, list[_Stored]] = defaultdict(list)
     for file in sorted(folder.glob("*.safetensors"), key=lambda file: file.name not in named):
         try:
@@ -96,7 +98,27 @@ def _headers(folder: Path) -> dict[str, list[_Stored]]:
     return stored
 
 
+def _indexed(index: Path) -> set[str]:
+    """Returns the names of the files that hold the tensors, by the index; none without an index."""
+    if not index.is_file():
+        return set()
+    entries = json.loads(index.read_text())
+    places = entries.get("weight_map") if isinstance(entries, dict) else None
+    named = set(map(str, places.values())) if isinstance(places, dict) else {"a weight_map"}
+    absent = sorted(name for name in named if not (index.parent / name).is_file())
+    expect(
+        not absent, "hf_assets_path", str(index.parent),
+        f"the files that its {index.name} names, but it lacks {', '.join(absent[:3])}",
+        "Download them, or remove the index if model.safetensors holds all.",
+    )  # fmt: skip
+    return named
+
+
 def _equal(embedding: _Stored, head: _Stored) -> bool:
-    """Whether a stored head is the embedding. Both are read from the disk's pages, without a copy."""
+    """Whether a stored head is the embedding."""
     with safe_open(embedding.file, "pt") as first, safe_open(head.file, "pt") as second:
-        return torch.equal(first.get_tensor(embedding.name), second.get_tensor(head.name))
+        parts = first.get_slice(embedding.name), second.get_slice(head.name)
+        return embedding.shape == head.shape and all(
+            torch.equal(*(part[begin : begin + ROWS] for part in parts))
+            for begin in range(0, embedding.shape[0], ROWS)
+        )
