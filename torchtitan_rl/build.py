@@ -26,7 +26,7 @@ from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan_rl import comm, events
 from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS
 from torchtitan_rl.algorithm.losses.sft import check_demonstrated
-from torchtitan_rl.controller import Controller, Parts
+from torchtitan_rl.controller import Controller
 from torchtitan_rl.data.build_task import build_task
 from torchtitan_rl.data.end_tokens import end_token_ids, folder_end_token_ids
 from torchtitan_rl.data.renderer import template_options
@@ -43,6 +43,7 @@ from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.observe.evaluation_results import results_folder
 from torchtitan_rl.observe.metrics.throughput import SplitNotice, TokenFlops
 from torchtitan_rl.observe.observer import RankObserver, RunObserver
+from torchtitan_rl.parts import Parts
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.find_scorers import find_scorers
 from torchtitan_rl.rewards.workers import WorkerPool

@@ -11,64 +11,25 @@ from typing import TYPE_CHECKING
 from torchtitan.config import Configurable
 
 from torchtitan_rl import comm
-from torchtitan_rl.algorithm import Algorithm, Source, draft_episodes
+from torchtitan_rl.algorithm import Algorithm, draft_episodes
 from torchtitan_rl.errors import SamplerFault
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.parts import Parts
 from torchtitan_rl.replicated import check_replicated
 from torchtitan_rl.rewards import Grader, TrainerState
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.state import RunState
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
-from torchtitan_rl.types import Episode, EvaluationPass, Group, Prompt, ScoredCompletion
+from torchtitan_rl.types import Episode, EvaluationPass, Group, ScoredCompletion
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from torchtitan_rl.data.stream import PromptStream
-    from torchtitan_rl.generator.demonstrations import NoEngine
     from torchtitan_rl.observe.observer import RunObserver
-    from torchtitan_rl.rewards.workers import WorkerPool
     from torchtitan_rl.run.checkpointer import Checkpointer
     from torchtitan_rl.sampler import FarSampler, Sampler
-    from torchtitan_rl.sync.weight_sync import WeightSync
-    from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
-    from torchtitan_rl.trainer.trainer import Trainer, UpdateReport
-
-
-@dataclass(kw_only=True, eq=False)
-class Parts:
-    """The parts that a training loop calls. Every rank has its own and calls them in the same order."""
-
-    config: "Controller.Config"
-    """The resolved config."""
-    tokenizer: "PreTrainedTokenizerBase"
-    prompts: "PromptStream"
-    held_out: list[Prompt]
-    """The prompts of evaluations, at least one."""
-    grader: Grader | None
-    """None with generators on ranks of their own, where completions are graded."""
-    tool_workers: "WorkerPool | None"
-    """Processes in which tools run; None without conversations."""
-    algorithm: Algorithm
-    trainer: "Trainer"
-    sources: list[Source]
-    """What scores episodes before `algorithm.credit.assign`: the reference, if the algorithm needs it, the teacher of a loss that
-    reads its log-probabilities, and the loss's own."""
-    teacher: "ExactTeacher | None"
-    """From which the loss reads a divergence: the second argument of `trainer.update`."""
-    generator: "Generator | NoEngine"
-    weight_sync: "WeightSync | None"
-    """Pushes the policy into the engine, which needs it before it samples; None without an engine."""
-
-    def close(self) -> None:
-        """Stop the workers of reward functions and tools and the engine, then the process group that it uses."""
-        for workers in filter(None, (self.grader, self.tool_workers)):
-            workers.close()
-        self.generator.close()
-        comm.close_process_group()
+    from torchtitan_rl.trainer.trainer import UpdateReport
 
 
 @dataclass(kw_only=True, eq=False)

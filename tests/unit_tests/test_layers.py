@@ -20,7 +20,7 @@ ORDER = [
     {"sync"},
     {"state"},
     {"observe"},
-    {"controller", "evaluation", "generator_rank", "sampler"},
+    {"controller", "evaluation", "generator_rank", "parts", "sampler"},
     {"run"},
     {"config"},
     {"validation"},

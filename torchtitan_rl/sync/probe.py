@@ -19,8 +19,12 @@ from torchtitan_rl.types import FloatArray
 DRAWS = 4
 """Forwards with random rounding errors."""
 
-LARGEST_RATIOS = {torch.float32: (100.0, 100.0), torch.bfloat16: (3.0, 1.5)}
+LARGEST_RATIOS = {torch.float32: (30.0, 30.0), torch.bfloat16: (3.0, 1.5)}
 """Multiples of the noise over which both of the `distances` must be, by the coarser dtype. docs/measured/weight_sync.md has the figures."""
+
+LEAST_NOISE = {torch.float32: 3e-6, torch.bfloat16: torch.finfo(torch.bfloat16).eps / 2}
+"""In a small model that is certain of its text the sums inside the engine's products round more than the layers' outputs, which are
+what is drawn. In float32 it is less than the noise of SmolLM2-135M."""
 
 
 def disagreement(
@@ -57,7 +61,7 @@ def rounding_noise(
     with torch.random.fork_rng(devices=devices), rounding_errors(model, torch.finfo(dtype).eps):
         torch.manual_seed(0)  # the same on every rank
         moved = [distances(logprobs(), exact, dtype) for _ in range(DRAWS)]  # [DRAWS, 2]
-    return np.maximum(root_mean_square(np.array(moved)), torch.finfo(dtype).eps / 2)
+    return np.maximum(root_mean_square(np.array(moved)), LEAST_NOISE[dtype])
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import torch
 from torchtitan_rl.sync.probe import DRAWS, LARGEST_RATIOS, disagreement, distances, rounding_noise
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 100), (torch.bfloat16, 3)])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 30), (torch.bfloat16, 3)])
 def test_difference_is_compared_with_the_noise_of_rounding(dtype, limit):
     trainer, noise = np.full(4, -40.0), np.full(2, 0.2)  # [L - 1] so improbable that bfloat16's unit, 1 - p, is 1
     assert disagreement(trainer + 0.9 * limit * 0.2, trainer, noise, dtype) == ""
@@ -24,6 +24,7 @@ def test_noise_is_that_of_the_draws_relative_to_how_certain_each_token_is():
     model = torch.nn.ModuleDict({"layers": torch.nn.ModuleDict(), "norm": torch.nn.Identity()})
     noise = rounding_noise(model, lambda: next(draws), exact, torch.bfloat16)
     assert noise == pytest.approx([0.05, 0.0494], rel=1e-3)
+    assert rounding_noise(model, lambda: exact, exact, torch.float32) == pytest.approx([3e-6] * 2)
     plain = distances(exact + off, exact, torch.float32)
     assert plain == pytest.approx([0.05 / 2**0.5] * 2, rel=1e-3)
 

@@ -85,6 +85,9 @@ class MaxEnt(Loss):
                 self.beta_controller is None or self.beta > 0, "algorithm.loss.beta", self.beta,
                 "a number > 0 with a beta_controller, which multiplies beta and would keep it at 0", "Start at 0.01.",
             )  # fmt: skip
+            is_clip = type(self.clip) is Clip.Config
+            expected = "Clip.Config: of another loss it is the bounds alone"
+            expect(is_clip, "algorithm.loss.clip", self.clip, expected, "Use it.")
 
         def check_objective(self, objective: OwnConfig.Config) -> None:
             """Raise UserError for settings of token losses, which have no effect here."""

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests.parts.algorithm import built, episodes_of, group, normalizers_of, pack, policy_like, run_loss
-from torchtitan_rl.algorithm import Algorithm, maxent_class_defaults
+from torchtitan_rl.algorithm import Algorithm, MaxEnt, maxent_class_defaults
+from torchtitan_rl.algorithm.losses.distillation import Distill
 from torchtitan_rl.observe.metrics.reward_stats import advantage_metrics
 
 SIGMOID_1 = math.e / (math.e + 1)
@@ -69,3 +70,8 @@ def test_weight_metrics_of_a_step():
         "groups/incorrect_mass": ((1 - SIGMOID_1) + 1.0) / 2,
     }
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
+
+
+def test_another_loss_as_the_clip_loss_is_refused():
+    with pytest.raises(ValueError, match=r"algorithm\.loss\.clip = Distill.*: expected Clip\.Config"):
+        MaxEnt.Config(clip=Distill.Config())
