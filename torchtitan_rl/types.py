@@ -20,7 +20,7 @@ The words for one sample:
 A pack, a row and a micro-batch are one thing: one TrainBatch, for one forward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
@@ -352,6 +352,11 @@ class Member(NamedTuple):
         return len(self.prompt.token_ids) + len(self.episode.completion.token_ids)
 
     @property
+    def token_ids(self) -> IntArray:
+        """[Lp + L], the prompt's and the completion's, all traces one after another."""
+        return np.concatenate([self.prompt.token_ids, self.episode.completion.token_ids])
+
+    @property
     def name(self) -> str:
         """The name in messages. Example: "prompt 3, sample 1"."""
         return f"prompt {self.prompt.prompt_idx}, sample {self.episode.completion.sample_idx}"
@@ -380,7 +385,7 @@ class SegmentLayout:
     A segment may share its first tokens with an earlier one, its root. The pack then holds only its own tokens, whose
     positions begin above 0.
 
-    Example: own tokens [4, 2], and the second segment shares 1 token with the first -> positions [0, 1, 2, 3, 1, 2],
+    Example: own tokens [4, 2] and shared {1: (0, 1)} -> positions [0, 1, 2, 3, 1, 2],
     begins [0, 4], lengths [4, 3], roots [0, 0].
     """
 
@@ -401,29 +406,27 @@ class SegmentLayout:
     def of(
         cls,
         own: Sequence[int],
-        shared: Sequence[int] | None = None,
+        shared: Mapping[int, tuple[int, int]] | None = None,
         *,
         device: str,
         padding: int = 0,
     ) -> "SegmentLayout":
-        """The layout of segments with `own` [P] tokens of their own and `shared` [P] tokens in their root (default: 0).
+        """The layout of segments with `own` [P] tokens of their own and `shared` {segment: (its root, tokens in it)}.
 
-        The root of a segment with shared tokens is the nearest earlier one without any. The last segments are padding,
-        `padding` tokens in all.
+        A root shares no tokens itself. The last segments are padding, `padding` tokens in all.
         """
         own_tokens = np.asarray(own, dtype=np.int64)  # [P]
-        in_root = np.zeros_like(own_tokens)  # [P]
-        if shared is not None:
-            in_root = np.asarray(shared, dtype=np.int64)  # [P]
+        root_of, in_root = np.arange(len(own)), np.zeros_like(own_tokens)  # [P] each
+        for segment, (root, count) in (shared or {}).items():
+            root_of[segment], in_root[segment] = root, count
         lengths = own_tokens + in_root  # [P]
         begins = np.cumsum(own_tokens) - own_tokens  # [P]
-        roots = np.maximum.accumulate(np.where(in_root == 0, begins, 0))  # [P]
         own_positions = map(np.arange, in_root, lengths)  # [own] each
         return cls(
             positions=torch.from_numpy(np.concatenate([*own_positions])).to(device),
             begins=torch.from_numpy(begins).to(device),
             lengths=torch.from_numpy(lengths).to(device),
-            roots=torch.from_numpy(roots).to(device),
+            roots=torch.from_numpy(begins[root_of]).to(device),
             host_lengths=lengths.tolist(),
             padding=padding,
         )

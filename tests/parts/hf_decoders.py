@@ -121,7 +121,7 @@ def shared_and_alone(model: nn.Module, prompt: Tensor, *rests: Tensor) -> list[t
         alone.append(score(model, tokens, labels, layout, 1.0).logprobs[: len(ids) - 1])
     first, kept = len(wholes[0]), len(prompt) - 1
     tokens = torch.cat([wholes[0], wholes[1][kept:]])  # the second begins with the prompt's last token
-    layout = SegmentLayout.of([first, len(wholes[1]) - kept], [0, kept], device="cpu")
+    layout = SegmentLayout.of([first, len(wholes[1]) - kept], {1: (0, kept)}, device="cpu")
     shared = score(model, tokens, tokens.roll(-1), layout, 1.0).logprobs
     return [(shared[: first - 1], alone[0]), (shared[first:-1], alone[1][kept:])]
 

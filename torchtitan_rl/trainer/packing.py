@@ -1,6 +1,7 @@
 """Packs whole sequences into one row of tokens: a micro-batch. Each trace of a sequence is a segment of the row."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -45,46 +46,68 @@ class _Segment(NamedTuple):
 
     sequence: int
     """Index of its member, whose traces are one sequence for the loss."""
-    prompt: np.ndarray
-    """[Lp] the tokens before the completion's; empty for all but a member's first trace."""
     span: slice
-    """The place of its tokens in the completion's arrays."""
-    shared: int
-    """Prompt tokens that it shares with an earlier trace, whose tokens the pack holds."""
+    """The place of its tokens among its member's: those of the prompt, then the completion's."""
+    num_context: int
+    """The tokens before its completion: the prompt's, or the context's of a later trace."""
+    shared: int = 0
+    """Tokens, its first, that it shares with another segment of the pack, which holds them."""
+    root: int | None = None
+    """Index of that segment; None if it shares no tokens."""
 
     @property
     def length(self) -> int:
         """Its tokens, shared ones included."""
-        return len(self.prompt) + self.span.stop - self.span.start
+        return self.span.stop - self.span.start
+
+    @property
+    def own(self) -> slice:
+        """The place of the tokens that the pack holds for it, as `span`."""
+        return slice(self.span.start + self.shared, self.span.stop)
 
 
 def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[_Segment]:
     """Returns the members' traces in their order in the pack, which is the same with and without `share_prompts`.
 
     Example: a member with traces a1 and a2, and one of the same prompt with b1 -> a1, b1, a2.
-
-    The prompt's last token is not shared, because it predicts a different token in each completion. Members of a group
-    whose prompts differ share the tokens with which both begin. A group's later traces, which have no prompt, come after the first traces of all its members, which share the prompt.
     """
     laid_out: list[_Segment] = []
-    later: list[_Segment] = []  # of the group so far
-    previous = None
-    root = np.empty(0)  # [Lr] the last prompt that shares nothing: see `SegmentLayout.of`
-    for i, member in enumerate(members):
-        is_sibling = member.prompt.prompt_idx == previous
-        if not is_sibling:
-            laid_out += later
-            later = []
-        prompt = member.prompt.token_ids  # [Lp]
-        no_prompt = prompt[:0]  # [0]
-        shared = _num_common(prompt[:-1], root[:-1]) if share_prompts and is_sibling else 0
-        if not shared:
-            root = prompt
-        previous = member.prompt.prompt_idx
-        first, *others = member.episode.completion.spans
-        laid_out.append(_Segment(i, prompt, first, shared))
-        later += [_Segment(i, no_prompt, span, 0) for span in others]
-    return laid_out + later
+    for _, siblings in groupby(enumerate(members), lambda pair: pair[1].prompt.prompt_idx):
+        firsts: list[_Segment] = []
+        later: list[_Segment] = []
+        for i, member in siblings:
+            num_prompt = len(member.prompt.token_ids)
+            completion = member.episode.completion
+            first, *others = completion.spans
+            firsts.append(_Segment(i, slice(0, num_prompt + first.stop), num_prompt))
+            for trace, span in zip(completion.traces[1:], others, strict=True):
+                place = slice(num_prompt + span.start, num_prompt + span.stop)
+                later.append(_Segment(i, place, trace.context_tokens))
+        traces = firsts + later
+        laid_out += _sharing(traces, members, len(laid_out)) if share_prompts else traces
+    return laid_out
+
+
+def _sharing(
+    traces: Sequence[_Segment], members: Sequence[Member], place: int
+) -> Iterator[_Segment]:
+    """Yields the traces of one prompt, of which the first is the pack's segment `place`, with the tokens that each shares.
+
+    A trace shares the beginning of its context with the earlier one that has most of it, if that is a quarter at least. Otherwise
+    it shares nothing, and later ones may share with it. The context's last token is not shared, because it predicts a different
+    token in each completion.
+    """
+    roots: dict[int, np.ndarray] = {}  # [length] each, the tokens of those that share nothing
+    for index, trace in enumerate(traces, place):
+        tokens = members[trace.sequence].token_ids[trace.span]  # [length]
+        context = tokens[: trace.num_context]  # [num_context]
+        common = {root: _num_common(context[:-1], of_root) for root, of_root in roots.items()}
+        nearest = max(common, key=common.__getitem__, default=None)
+        if nearest is not None and 4 * common[nearest] >= len(context):
+            yield trace._replace(shared=common[nearest], root=nearest)
+        else:
+            roots[index] = tokens
+            yield trace
 
 
 def _num_common(tokens: np.ndarray, others: np.ndarray) -> int:
@@ -108,8 +131,9 @@ def pack(
     needs no wider rows. An empty micro-batch consists of padding only.
 
     Args:
-        share_prompts: store a prompt's tokens once for neighbours that have it. All but the first of them then start with
-            the first token that differs, else the prompt's last one, at its position in the prompt (see SegmentLayout).
+        share_prompts: store a prompt's tokens once for neighbours that have it, and a beginning that traces of one prompt have
+            in common. All but the first of them then start with the first token that differs, else the prompt's or context's
+            last one, at its position there (see SegmentLayout).
         columns: names in `Credit.columns` or `Credit.token_columns` that the batch gets too (`Loss.reads`). An empty
             micro-batch has each in both.
     """
@@ -119,7 +143,7 @@ def pack(
     own_lengths = lengths - shared  # [segments], those of `SegmentLayout.of` before padding
     filled, longest = int(own_lengths.sum()), int(lengths.max(initial=0))
     padding_lengths = _padding_lengths(filled, longest, multiple)
-    row = _Row(segments, own_lengths, sum(padding_lengths))
+    row = _Row(members, segments, own_lengths, sum(padding_lengths))
     episodes = [member.episode for member in members]
     completions = [episode.completion for episode in episodes]
 
@@ -127,7 +151,7 @@ def pack(
         """Values [L] of each member's completion tokens -> [T] float32."""
         return _on_device(row.at_labels([*values]))
 
-    token_ids = row.tokens([completion.token_ids for completion in completions])  # [T]
+    token_ids = row.joined([member.token_ids for member in members], np.int64)  # [T]
     loss_mask = row.at_labels([completion.loss_mask for completion in completions])  # [T]
     group_ids = np.array([member.prompt.prompt_idx for member in members], dtype=np.int64)  # [S]
     owners = [*(segment.sequence for segment in segments), len(members)]  # padding is the last
@@ -137,7 +161,7 @@ def pack(
         labels=_on_device(_shifted(token_ids, own_lengths)),
         layout=SegmentLayout.of(
             [*own_lengths, *padding_lengths],
-            [*shared, *[0] * len(padding_lengths)],
+            {i: (one.root, one.shared) for i, one in enumerate(segments) if one.root is not None},
             device=DEVICE_TYPE,
             padding=row.padding,
         ),
@@ -162,7 +186,7 @@ def _add_optional(
     """Add what only some batches have: the sampler's records, which tokens are fresh, the reference's log-probabilities."""
     episodes = [member.episode for member in batch.members]
     if any(episode.completion.sampler_records is not None for episode in episodes):
-        batch.sampler_records = _on_device(row.records(batch.members))
+        batch.sampler_records = _on_device(row.records())
     if any(episode.completion.token_versions is not None for episode in episodes):
         batch.fresh_mask = at_labels(episode.completion.fresh_mask for episode in episodes)
     if episodes and all(episode.reference_logprobs is not None for episode in episodes):
@@ -195,8 +219,9 @@ def by_member(batch: TrainBatch, values: FloatArray) -> list[FloatArray]:
     parts: list[list[FloatArray]] = [[] for _ in batch.members]
     end = 0
     for segment in _laid_out(batch.members, share_prompts=False):
-        mask = batch.members[segment.sequence].episode.completion.loss_mask[segment.span]
-        begin, end = end, end + np.count_nonzero(mask)
+        member = batch.members[segment.sequence]
+        mask = _after_prompt(member, member.episode.completion.loss_mask)  # [Lp + L]
+        begin, end = end, end + np.count_nonzero(mask[segment.span])
         parts[segment.sequence].append(values[..., begin:end])
     assert end == values.shape[-1]
     return [np.concatenate(of_traces, axis=-1) for of_traces in parts]
@@ -216,16 +241,12 @@ def completion_values(batch: TrainBatch, values: FloatArray) -> list[FloatArray]
 class _Row(NamedTuple):
     """The traces of one micro-batch, one after another, and padding."""
 
+    members: Sequence[Member]
     segments: list[_Segment]
     own_lengths: np.ndarray
-    """[segments] tokens of each that the row holds; a shared prompt's are those of an earlier one."""
+    """[segments] tokens of each that the row holds; shared ones are those of another."""
     padding: int
     """Tokens of padding at its end."""
-
-    def tokens(self, completions: Sequence[np.ndarray]) -> np.ndarray:
-        """Token ids [L] of each member's completion -> [T] int64, with the prompts before them and 0 on padding."""
-        prompts = [segment.prompt[segment.shared :] for segment in self.segments]
-        return self._joined(prompts, completions, np.int64)
 
     def at_labels(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """Values [L] of each member's completion tokens -> [T] float32, each at the position that predicts the token, 0
@@ -233,14 +254,13 @@ class _Row(NamedTuple):
 
         Example: a prompt of 2 tokens and values [1, 2] give [0, 1, 2, 0].
         """
-        zeros = [np.zeros(len(segment.prompt) - segment.shared) for segment in self.segments]
-        joined = self._joined(zeros, values, np.float32)  # [T]
-        return _shifted(joined, self.own_lengths)
+        with_prompts = [*map(_after_prompt, self.members, values)]  # [Lp + L] each
+        return _shifted(self.joined(with_prompts, np.float32), self.own_lengths)
 
-    def records(self, members: Sequence[Member]) -> RecordArray:
+    def records(self) -> RecordArray:
         """What the sampler recorded at each token of the row: [T, R], NO_RECORD on padding and where it recorded
         nothing."""
-        recorded = [member.episode.completion.sampler_records for member in members]
+        recorded = [member.episode.completion.sampler_records for member in self.members]
         width = next(rows.shape[1] for rows in recorded if rows is not None)
         size = int(self.own_lengths.sum()) + self.padding
         of_row = np.full((size, width), NO_RECORD, dtype=np.uint8)  # [T, R]
@@ -248,20 +268,18 @@ class _Row(NamedTuple):
         for segment, begin, end in zip(self.segments, ends - self.own_lengths, ends, strict=True):
             rows = recorded[segment.sequence]
             if rows is not None:
-                of_completion = rows[len(members[segment.sequence].prompt.token_ids) :]
-                of_prompt = rows[segment.shared : len(segment.prompt)]
-                of_row[begin:end] = np.concatenate([of_prompt, of_completion[segment.span]])
+                of_row[begin:end] = rows[segment.own]
         return of_row
 
-    def _joined(
-        self, prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], dtype: type
-    ) -> np.ndarray:
-        """Values of each trace's own prompt tokens, and [L] of each member's completion -> [T], 0 on padding."""
-        parts: list[np.ndarray] = []
-        for prompt, segment in zip(prompts, self.segments, strict=True):
-            parts += [prompt, completions[segment.sequence][segment.span]]
-        parts.append(np.zeros(self.padding))
-        return np.concatenate(parts, dtype=dtype, casting="unsafe")  # [T]
+    def joined(self, values: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+        """Values [Lp + L] of each member's tokens -> [T], 0 on padding."""
+        parts = [values[segment.sequence][segment.own] for segment in self.segments]
+        return np.concatenate([*parts, np.zeros(self.padding)], dtype=dtype, casting="unsafe")
+
+
+def _after_prompt(member: Member, values: np.ndarray) -> np.ndarray:
+    """Values [L] of a member's completion tokens -> [Lp + L], 0 at the prompt's."""
+    return np.concatenate([np.zeros(len(member.prompt.token_ids), values.dtype), values])
 
 
 def token_advantages(episode: Episode) -> FloatArray:

@@ -43,7 +43,7 @@ def test_batches_hold_sequences_of_similar_lengths():
 @pytest.mark.parametrize("window", [(-1, 0), (2, 0)])
 def test_sequence_with_a_shared_prefix_attends_as_if_it_had_its_own_copy(window):
     torch.manual_seed(0)
-    layout = SegmentLayout.of([5, 2, 4, 1, 3, 1], [0, 2, 2, 2, 0, 1], device="cpu")
+    layout = SegmentLayout.of([5, 2, 4, 1, 3, 1], {1: (0, 2), 2: (0, 2), 3: (0, 2), 5: (4, 1)}, device="cpu")
     assert layout.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 2, 3, 4, 5, 2, 0, 1, 2, 1]
     # Each sequence with all of its tokens, and the places there of the pack's.
     whole = [0, 1, 2, 3, 4, 0, 1, 5, 6, 0, 1, 7, 8, 9, 10, 0, 1, 11, 12, 13, 14, 12, 15]
@@ -66,7 +66,8 @@ def test_sequence_with_a_shared_prefix_attends_as_if_it_had_its_own_copy(window)
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_flex_attention_to_shared_prompts_equals_sdpa(eager_flex, scale):
     torch.manual_seed(0)
-    own, shared = [30, 4, 17, 20, 5, 40, 9, 3], [0, 25, 10, 0, 19, 0, 0, 0]  # three groups, a single one, padding
+    # Three groups, a later trace of the first, a single sequence, padding.
+    own, shared = [30, 4, 17, 20, 5, 6, 40, 9, 3], {1: (0, 25), 2: (0, 10), 4: (3, 19), 5: (0, 28)}
     layout = SegmentLayout.of(own, shared, device="cpu", padding=12)
     qkv = [torch.randn(1, sum(own), heads, 16, requires_grad=True) for heads in (4, 2, 2)]
     weights = torch.randn(1, sum(own), 4, 16)
@@ -78,7 +79,7 @@ def test_flex_attention_to_shared_prompts_equals_sdpa(eager_flex, scale):
 
 
 def test_flex_attention_leaves_out_the_blocks_of_siblings():
-    layout = SegmentLayout.of([256, 128, 128, 128], [0, 128, 128, 0], device="cpu")
+    layout = SegmentLayout.of([256, 128, 128, 128], {1: (0, 128), 2: (0, 128)}, device="cpu")
     blocks = FlexPacked.Config().masks(layout).to_dense()[0, 0]
     assert blocks.tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
 

@@ -94,6 +94,31 @@ def test_siblings_whose_prompts_differ_share_the_tokens_with_which_both_begin():
     assert batch.layout.positions.tolist() == [0, 1, 2, 3] + [2, 3, 4] + [0, 1, 2, 3]
 
 
+def compacted(first: tuple, context: tuple, then: tuple) -> Member:
+    """A member whose agent wrote its context anew: it samples `first` after the prompt, and `then` after `context`."""
+    made = member((5, 6, 7, 8), (*first, *context, *then), mask=[True] * len(first) + [False] * len(context) + [True] * len(then))
+    traces = (Trace(), Trace(begin=len(first), context_tokens=len(context)))
+    completion = replace(made.episode.completion, traces=traces)
+    return Member(made.prompt, replace(made.episode, scored=ScoredCompletion(completion=completion, reward=1.0)))
+
+
+def test_later_traces_share_the_beginning_of_an_earlier_trace():
+    members = [compacted((1, 2), (5, 6, 7, 3), (9,)), compacted((4,), (5, 6, 7, 8, 1, 3), (2,))]
+    batch = pack(members, normalizers=COUNTS, multiple=1, share_prompts=True)
+    assert batch.token_ids.tolist() == [5, 6, 7, 8, 1, 2] + [8, 4] + [3, 9] + [3, 2]
+    assert batch.layout.positions.tolist() == [0, 1, 2, 3, 4, 5] + [3, 4] + [3, 4] + [5, 6]
+    assert batch.layout.roots.tolist() == [0, 0, 0, 0]
+    assert batch.labels[batch.loss_positions].tolist() == [1, 2, 4, 9, 2]
+    assert len(batch.token_ids) == count_work(members, share_prompts=True)[0]
+
+
+def test_contexts_of_sub_agents_share_with_each_other_and_not_the_first_token_of_a_prompt():
+    members = [compacted((1, 2), (5, 20, 21, 22, 23), (9,)), compacted((4,), (5, 20, 21, 22, 24), (2,))]
+    batch = pack(members, normalizers=COUNTS, multiple=1, share_prompts=True)
+    assert batch.token_ids.tolist() == [5, 6, 7, 8, 1, 2] + [8, 4] + [5, 20, 21, 22, 23, 9] + [24, 2]
+    assert batch.layout.roots.tolist() == [0, 0, 8, 8]
+
+
 @given(
     st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=4), max_size=30),
     st.sampled_from([1, 2, 3, 4, 8]),
