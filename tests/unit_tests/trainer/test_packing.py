@@ -25,6 +25,7 @@ from torchtitan_rl.types import (
     Prompt,
     ScoredCompletion,
     Trace,
+    TrainBatch,
     flat,
 )
 
@@ -96,7 +97,9 @@ def test_siblings_whose_prompts_differ_share_the_tokens_with_which_both_begin():
 
 def compacted(first: tuple, context: tuple, then: tuple) -> Member:
     """A member whose agent wrote its context anew: it samples `first` after the prompt, and `then` after `context`."""
-    made = member((5, 6, 7, 8), (*first, *context, *then), mask=[True] * len(first) + [False] * len(context) + [True] * len(then))
+    made = member(
+        (5, 6, 7, 8), (*first, *context, *then), mask=[True] * len(first) + [False] * len(context) + [True] * len(then)
+    )
     traces = (Trace(), Trace(begin=len(first), context_tokens=len(context)))
     completion = replace(made.episode.completion, traces=traces)
     return Member(made.prompt, replace(made.episode, scored=ScoredCompletion(completion=completion, reward=1.0)))
@@ -244,17 +247,36 @@ def cut_conversations() -> list[Group[Episode]]:
     return drafts
 
 
+def spans(made: Member) -> list[slice]:
+    """The places of the traces among the member's tokens."""
+    start = len(made.prompt.token_ids)
+    first, *others = made.episode.completion.spans
+    return [slice(0, start + first.stop), *(slice(start + one.start, start + one.stop) for one in others)]
+
+
+def read(batch: TrainBatch) -> list[list[int]]:
+    """What attention sees of each segment: the tokens that it shares, and its own."""
+    tokens, layout = batch.token_ids.tolist(), batch.layout
+    begins, roots = layout.begins.tolist(), layout.roots.tolist()
+    shared = layout.positions[layout.begins].tolist()
+    ends = [*begins[1:], len(tokens)]
+    return [
+        tokens[root : root + count] + tokens[begin:end]
+        for root, count, begin, end in zip(roots, shared, begins, ends, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("share_prompts", [False, True])
 def test_pack_has_all_tokens_in_order_and_no_label_across_traces(share_prompts):
     groups = cut_conversations()
     members = [member for item in items_of(groups, whole_groups=True) for member in item]
     batch = pack(members, normalizers=COUNTS, multiple=1, share_prompts=share_prompts)
     assert len(batch.token_ids) == count_work(members, share_prompts=share_prompts)[0]
+    traces = [made.token_ids[span].tolist() for made in members for span in spans(made)]
+    assert sorted(read(batch)) == sorted(traces)
     rows = torch.stack([batch.labels, batch.sampler_logprobs])[:, batch.loss_positions].numpy()
-    for i, (made, (labels, log_mu)) in enumerate(zip(batch.members, by_member(batch, rows), strict=True)):
+    for made, (labels, log_mu) in zip(batch.members, by_member(batch, rows), strict=True):
         completion = made.episode.completion
-        own = batch.token_ids[batch.sequence_ids == i].tolist()
-        assert own == [*made.prompt.token_ids, *completion.token_ids][-len(own) :]
         assert labels.tolist() == completion.token_ids[completion.loss_mask].tolist()
         assert log_mu.tolist() == completion.sampled_logprobs.tolist()
     for made, labels in zip(batch.members, completion_values(batch, rows[0]), strict=True):
