@@ -8,7 +8,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import clip_grad_norm_
@@ -47,14 +46,6 @@ from torchtitan_rl.types import (
     TrainBatch,
     flat,
 )
-
-
-class _Forward(NamedTuple):
-    """The results of one micro-batch's forward."""
-
-    out: LossOutput
-    scores: TokenScores
-    """[T] each; without gradient once the backward is done."""
 
 
 class _Gradient(NamedTuple):
@@ -252,10 +243,10 @@ class Trainer(Configurable):
 
     def _gradient(self, minibatch: MiniBatch, teacher: Companion | None) -> _Gradient:
         """Run forward and backward over a mini-batch, and clip the gradient."""
-        forwards = self._forward_backward(minibatch, teacher)
+        outputs, scores = zip(*self._forward_backward(minibatch, teacher), strict=True)
         loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
-        for forward in forwards:
-            loss += forward.out.loss.detach()
+        for output in outputs:
+            loss += output.loss.detach()
         if self.dp_group is not None:
             dist.all_reduce(loss, group=self.dp_group)
         norm = clip_grad_norm_(
@@ -264,15 +255,10 @@ class Trainer(Configurable):
             foreach=True,
             ep_enabled=self.parallel_dims.ep_enabled,
         )  # 0-d
-        scores: list[TokenScores] = []  # [M] each
-        for batch, forward in zip(minibatch.batches, forwards, strict=True):
-            scores.append(forward.scores.at(batch.loss_positions))
-        numbers = [forward.out.tally.numbers() for forward in forwards]
+        numbers = [output.tally.numbers() for output in outputs]
         (loss, norm, *numbers), scores = _on_host([loss, norm, *numbers], scores)
         # Raises NonFiniteError on this rank alone if one of its tokens is not finite.
-        metrics = [
-            forward.out.read(values) for forward, values in zip(forwards, numbers, strict=True)
-        ]
+        metrics = [output.read(values) for output, values in zip(outputs, numbers, strict=True)]
         for i in range(minibatch.num_forward_only):
             metrics[i] = {
                 name: metric._replace(weight=metric.weight * minibatch.loss_tokens_for_one)
@@ -291,35 +277,39 @@ class Trainer(Configurable):
         self.optimizer.zero_grad()  # frees the gradients' memory for the engine
         return applied
 
-    def _forward_backward(self, minibatch: MiniBatch, teacher: Companion | None) -> list[_Forward]:
-        """Run the micro-batches. The host waits for nothing, so a GPU always has work."""
+    def _forward_backward(
+        self, minibatch: MiniBatch, teacher: Companion | None
+    ) -> list[tuple[LossOutput, TokenScores]]:
+        """Run the micro-batches. The host waits for nothing, so a GPU always has work. Returns `_forward`'s results."""
         without_backward = minibatch.batches[: minibatch.num_forward_only]
         with_backward = minibatch.batches[minibatch.num_forward_only :]
-        forwards: list[_Forward] = []
         with torch.no_grad():
-            for batch in without_backward:
-                forwards.append(self._forward_and_loss(batch, teacher))
+            results = [self._forward(batch, teacher) for batch in without_backward]
         if without_backward and not self._keeps_weights:
             forget_forwards(self.model)
         for batch in with_backward:
-            forward = self._forward_and_loss(batch, teacher)
+            output, scores = self._forward(batch, teacher)
             # If weights stay gathered, gradients are summed over ranks once, in the last backward.
-            is_last = batch is with_backward[-1]
-            _defer_reduction(self.model, self._keeps_weights and not is_last)
+            is_reduced = batch is with_backward[-1] or not self._keeps_weights
+            self.model.set_reshard_after_backward(is_reduced)
+            self.model.set_requires_gradient_sync(is_reduced)
             # FSDP2 sums gradients over ranks (torchtitan sets its divisor to 1), as the shares of a loss add up.
-            forward.out.loss.backward()
-            forwards.append(_Forward(forward.out, forward.scores.each(Tensor.detach)))
+            output.loss.backward()
+            results.append((output, scores))
         if teacher:
             teacher.free()
-        return forwards
+        return results
 
-    def _forward_and_loss(self, batch: TrainBatch, teacher: Companion | None) -> _Forward:
-        """The policy's forward over a micro-batch, and the objective's."""
+    def _forward(
+        self, batch: TrainBatch, teacher: Companion | None
+    ) -> tuple[LossOutput, TokenScores]:
+        """Returns the objective's results of a micro-batch, and the policy's scores [M] at `loss_positions`, without gradient."""
         reader = teacher.reader(batch) if teacher else None
         scores = self.score(batch, reader)  # [T] each
         advanced()
         batch = replace(batch, token_columns={**batch.token_columns, **scores.columns})
-        return _Forward(self.algorithm.loss(batch, scores.logprobs, scores.entropy), scores)
+        output = self.algorithm.loss(batch, scores.logprobs, scores.entropy)
+        return output, scores.at(batch.loss_positions)
 
     def score(self, batch: TrainBatch, reader: HeadReader | None = None) -> TokenScores:
         """Returns what the policy says of a micro-batch's loss tokens, and what the teacher's `reader` adds: one forward."""
@@ -417,14 +407,6 @@ class Trainer(Configurable):
         tensor = torch.tensor(value, dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
         dist.all_reduce(tensor, group=self.dp_group)
         return float(tensor)
-
-
-def _defer_reduction(model: Decoder, defer: bool) -> None:
-    """With `defer`, the next backward keeps weights gathered and leaves the reduction of gradients to a later one."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_reshard_after_backward(not defer, recurse=False)
-            module.set_requires_gradient_sync(not defer, recurse=False)
 
 
 def _batches_of(minibatches: Sequence[MiniBatch]) -> list[TrainBatch]:
