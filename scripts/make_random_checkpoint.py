@@ -28,8 +28,8 @@ from torchtitan_rl.configs.toys.small_models import new_hf_model  # noqa: E402
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.configs.toys.sum_digits import SumDigits  # noqa: E402
 from torchtitan_rl.fields.references import did_you_mean  # noqa: E402
-from torchtitan_rl.models.experts import packed_qwen3  # noqa: E402
-from torchtitan_rl.models.families import QWEN3, QWEN3_MOE  # noqa: E402
+from torchtitan_rl.models.families import FAMILIES  # noqa: E402
+from torchtitan_rl.models.hf_config import hf_architecture, spec_from_folder  # noqa: E402
 
 QWEN3_SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "32B")
 
@@ -102,11 +102,14 @@ def entries(assignments: list[str]) -> dict[str, Any]:
 
 
 def qwen3(size: str) -> ModelSpec:
-    """torchtitan's Qwen3 of a published size, or a mixture of experts, "30B-A3B" or "235B-A22B"."""
-    spec = model_registry(size, attn_backend="varlen")
-    if size in QWEN3_SIZES:
-        return replace(spec, name=QWEN3.name)
-    return replace(spec, name=QWEN3_MOE.name, model=packed_qwen3(spec.model))
+    """A Qwen3 with torchtitan's sizes of a published one, or a mixture of experts, "30B-A3B" or "235B-A22B"."""
+    published = model_registry(size, attn_backend="varlen").model
+    architecture = "Qwen3ForCausalLM" if size in QWEN3_SIZES else "Qwen3MoeForCausalLM"
+    entries = hf_architecture(published) | {"max_position_embeddings": published.max_seq_len}
+    model_type = FAMILIES[architecture].model_type
+    with tempfile.TemporaryDirectory() as folder:
+        AutoConfig.for_model(model_type, architectures=[architecture], **entries).save_pretrained(folder)
+        return replace(spec_from_folder(Path(folder)), flavor=size)
 
 
 def small_model(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:

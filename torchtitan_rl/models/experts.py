@@ -1,8 +1,6 @@
 """Mixture of experts over a pack: exact in any dtype, without the padding of a pack, and measured."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,15 +12,12 @@ from torchtitan.models.common.linear import Linear
 from torchtitan.models.common.moe import GroupedExperts, MoE
 from torchtitan.models.qwen3 import Qwen3Model
 
+from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.types import NO_RECORD, Metric, SegmentLayout
 
 
-class ExactExperts(GroupedExperts):
+class ExactExperts(GroupedExperts, OwnConfig):
     """torchtitan's experts in the dtype of their weights. torchtitan's own round input and weights to bfloat16."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(GroupedExperts.Config):
-        pass
 
     def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:
         """x [R, D], sorted by expert, and the number of rows of each expert, [E] -> [R, D]"""
@@ -42,19 +37,15 @@ def _transposed(weight: Tensor) -> Tensor:
     return weight.transpose(-2, -1)
 
 
-class Float32Gate(Linear):
+class Float32Gate(Linear, OwnConfig):
     """A router's logits in float32. torchtitan asks autocast for that, which on a CPU has no float32."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Linear.Config):
-        pass
 
     def forward(self, input: Tensor) -> Tensor:
         """[1, n, D] -> [1, n, E]"""
         return F.linear(input.float(), self.weight.float())
 
 
-class PackedMoE(MoE):
+class PackedMoE(MoE, OwnConfig):
     """torchtitan's mixture of experts for one pack. Padding at the pack's end is not routed and not counted.
 
     With `replayed`, tokens go to the experts that the sampler recorded (R3, arXiv 2510.11370). Their weights are the
@@ -64,11 +55,7 @@ class PackedMoE(MoE):
     evaluation, count nothing.
     """
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(MoE.Config):
-        pass
-
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: MoE.Config) -> None:
         super().__init__(config)
         self.padding = 0
         """Rows at the end of the next pack that are not routed. Set by `PackedQwen3.see_pack`; the backward may read it again."""
@@ -128,25 +115,8 @@ class PackedMoE(MoE):
         return taken
 
 
-def packed_moe(config: MoE.Config) -> PackedMoE.Config:
-    """Returns the config of the same mixture as a PackedMoE with ExactExperts.
-
-    Without torchtitan's load balancing: its bias of experts is in no Hugging Face model and not in the engine.
-    """
-    experts = ExactExperts.Config(**_fields(config.routed_experts.inner_experts))
-    routed = replace(config.routed_experts, inner_experts=experts)
-    gate = Float32Gate.Config(**_fields(config.router.gate))
-    router = replace(config.router, gate=gate)
-    changed = {"routed_experts": routed, "router": router, "load_balance_coeff": None}
-    return PackedMoE.Config(**_fields(config) | changed)
-
-
-class PackedQwen3(Qwen3Model):
+class PackedQwen3(Qwen3Model, OwnConfig):
     """A Qwen3 whose mixtures are told of each pack."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Qwen3Model.Config):
-        pass
 
     def see_pack(self, layout: SegmentLayout, records: Tensor | None) -> None:
         """Tell the mixtures which rows of the next forward, and of its backward, are padding, and to which experts the others go.
@@ -185,17 +155,6 @@ class PackedQwen3(Qwen3Model):
             values["moe/replayed"] = replayed / tokens.sum()
             values["moe/chosen_otherwise"] = otherwise / replayed
         return {name: Metric(float(value), "mean") for name, value in values.items()}
-
-
-def packed_qwen3(config: Qwen3Model.Config) -> PackedQwen3.Config:
-    """Returns the config of the same model as a PackedQwen3 with PackedMoE."""
-    packed = [layer.moe and packed_moe(layer.moe) for layer in config.layers]
-    layers = [replace(layer, moe=moe) for layer, moe in zip(config.layers, packed, strict=True)]
-    return PackedQwen3.Config(**_fields(config) | {"layers": layers})
-
-
-def _fields(config: Any) -> dict[str, Any]:
-    return {field.name: getattr(config, field.name) for field in fields(config)}
 
 
 def mixtures(model: Decoder) -> Iterator[PackedMoE]:

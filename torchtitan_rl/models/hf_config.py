@@ -11,14 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm, RoPE, TransformerBlock
-from torchtitan.models.common.attention import GQAttention
-from torchtitan.models.common.config_utils import (
-    get_attention_config,
-    make_ffn_config,
-    make_gqa_config,
-)
+from torchtitan.models.common import CosSinRoPE, Embedding, RMSNorm, TransformerBlock
+from torchtitan.models.common.attention import GQAttention, VarlenAttention
+from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.qwen3 import Qwen3TransformerBlock
@@ -36,13 +31,14 @@ from torchtitan_rl.models.hf_decoder import HFDecoder, HFStateDictAdapter, paral
 from torchtitan_rl.models.hf_support import Unsupported, examine
 from torchtitan_rl.models.mixture_of_experts import MixtureOfExperts, mixture_entries
 from torchtitan_rl.models.multimodal import MULTIMODAL, text_of
+from torchtitan_rl.models.score import LogprobHead
 from torchtitan_rl.text import without_code_advice
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_LINEAR_INIT = {"weight": partial(nn.init.normal_, std=0.02), "bias": nn.init.zeros_}
-_NORM_INIT = {"weight": nn.init.ones_}
+_LOADED = {"weight": skip_param_init, "bias": skip_param_init}
+"""No random start: every weight is read from a folder."""
 
 _ROPE_SCALING = {
     "factor": "scaling_factor",
@@ -167,8 +163,11 @@ def decoder_spec(
 ) -> ModelSpec:
     """Returns a decoder of the family. The arguments are config.json's entries. `mixture`: of layers that are not dense."""
     dim = hidden_size
-    rope = _rope(family, rope_scaling, head_dim, max_position_embeddings, float(rope_theta))
-    norm = partial(RMSNorm.Config, eps=rms_norm_eps, param_init=_NORM_INIT)
+    rope = family.rope(dim=head_dim, max_seq_len=max_position_embeddings, theta=float(rope_theta))
+    if rope_scaling:
+        scaling = {ours: rope_scaling[theirs] for theirs, ours in _ROPE_SCALING.items()}
+        rope = replace(rope, scaling="llama", **scaling)
+    norm = partial(RMSNorm.Config, eps=rms_norm_eps)
     make_attention = partial(
         make_gqa_config,
         dim=dim,
@@ -181,14 +180,13 @@ def decoder_spec(
     for number in range(num_hidden_layers):
         layer = _layer(family, make_attention, norm, dim=dim, head_dim=head_dim)
         if mixture is None or number in mixture.dense:
-            inits = {"w1_param_init": _LINEAR_INIT, "w2w3_param_init": _LINEAR_INIT}
+            inits = {"w1_param_init": _LOADED, "w2w3_param_init": _LOADED}
             layer.feed_forward = make_ffn_config(dim=dim, hidden_dim=intermediate_size, **inits)
         else:
             layer.moe = mixture.config(dim)
         layers.append(layer)
-    embedding_init = {"weight": skip_param_init} if tie_word_embeddings else _LINEAR_INIT
     embedding = partial(Embedding.Config, num_embeddings=vocab_size, embedding_dim=dim)
-    head = partial(Linear.Config, in_features=dim, out_features=vocab_size)
+    head = partial(LogprobHead.Config, in_features=dim, out_features=vocab_size)
     return ModelSpec(
         name=family.name,
         flavor=f"{num_hidden_layers}x{dim}",
@@ -197,8 +195,8 @@ def decoder_spec(
             dim=dim,
             norm=norm(normalized_shape=dim),
             enable_weight_tying=tie_word_embeddings,
-            tok_embeddings=embedding(param_init=embedding_init),
-            lm_head=head(param_init=_LINEAR_INIT),
+            tok_embeddings=embedding(param_init=_LOADED),
+            lm_head=head(param_init=_LOADED),
             layers=layers,
         ),
         parallelize_fn=family.parallelize,
@@ -206,16 +204,6 @@ def decoder_spec(
         post_optimizer_build_fn=None,
         state_dict_adapter=family.adapter,
     )
-
-
-def _rope(
-    family: Family, scaling: Mapping[str, Any] | None, dim: int, max_seq_len: int, theta: float
-) -> RoPE.Config:
-    rope = family.rope(dim=dim, max_seq_len=max_seq_len, theta=theta)
-    if not scaling:
-        return rope
-    settings = {ours: scaling[theirs] for theirs, ours in _ROPE_SCALING.items()}
-    return replace(rope, scaling="llama", **settings)
 
 
 def _layer(
@@ -228,9 +216,9 @@ def _layer(
 ) -> TransformerBlock.Config:
     """Returns the config of one block, still without its MLP or mixture of experts."""
     attention = make_attention(
-        wqkv_param_init=_LINEAR_INIT,
-        wo_param_init=_LINEAR_INIT,
-        inner_attention=get_attention_config("varlen"),
+        wqkv_param_init=_LOADED,
+        wo_param_init=_LOADED,
+        inner_attention=VarlenAttention.Config(),
         fuse_qkv=True,
         qk_norm=norm(normalized_shape=head_dim) if family.qk_norm else None,
     )

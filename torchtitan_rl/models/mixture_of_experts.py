@@ -2,29 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
 from torchtitan.config import Configurable
 from torchtitan.models.common import TransformerBlock
-from torchtitan.models.common.config_utils import (
-    make_moe_config,
-    make_routed_experts_config,
-    make_router_config,
-)
+from torchtitan.models.common.moe import RoutedExperts, TokenChoiceTopKRouter
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
 
 from torchtitan_rl.errors import expect
-from torchtitan_rl.models.experts import PackedMoE, packed_moe
+from torchtitan_rl.models.experts import ExactExperts, Float32Gate, PackedMoE
 from torchtitan_rl.types import NO_RECORD
 
 if TYPE_CHECKING:
     from torchtitan.config import ParallelismConfig
     from torchtitan.models.common.decoder import Decoder
     from transformers import PretrainedConfig
-
-
-_INIT = partial(nn.init.normal_, std=0.02)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +44,33 @@ class MixtureOfExperts:
         )
 
     def config(self, dim: int) -> PackedMoE.Config:
-        sizes = {"dim": dim, "num_experts": self.num_experts, "top_k": self.num_experts_per_tok}
-        init = {"weight": _INIT}
-        moe = make_moe_config(
-            num_experts=self.num_experts,
-            router=make_router_config(
-                **sizes, gate_param_init=init, score_func="softmax", route_norm=self.norm_topk_prob
+        """Returns the config of a layer with inputs of size `dim`, whose weights are read from a folder.
+
+        Without torchtitan's load balancing: its bias of experts is in no Hugging Face model and not in the engine.
+        """
+        experts, chosen = self.num_experts, self.num_experts_per_tok
+        return PackedMoE.Config(
+            num_experts=experts,
+            router=TokenChoiceTopKRouter.Config(
+                num_experts=experts,
+                top_k=chosen,
+                gate=Float32Gate.Config(
+                    in_features=dim, out_features=experts, param_init={"weight": skip_param_init}
+                ),
+                score_func="softmax",
+                route_norm=self.norm_topk_prob,
             ),
-            routed_experts=make_routed_experts_config(
-                **sizes,
-                hidden_dim=self.moe_intermediate_size,
-                param_init=dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), _INIT),
-                comm_backend="standard",
+            routed_experts=RoutedExperts.Config(
+                inner_experts=ExactExperts.Config(
+                    dim=dim,
+                    hidden_dim=self.moe_intermediate_size,
+                    num_experts=experts,
+                    param_init=dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), skip_param_init),
+                ),
+                token_dispatcher=AllToAllTokenDispatcher.Config(num_experts=experts, top_k=chosen),
             ),
+            load_balance_coeff=None,
         )
-        return packed_moe(moe)
 
 
 def mixture_entries(layers: Sequence[TransformerBlock.Config]) -> dict[str, Any]:

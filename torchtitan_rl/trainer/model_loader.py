@@ -14,14 +14,12 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
-from torchtitan.protocols.sharding import ShardingConfig
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.models.attention import FlexPacked, attention_config
 from torchtitan_rl.models.lora.adapters import Lora
-from torchtitan_rl.models.score import LogprobHead
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
 
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
@@ -161,18 +159,13 @@ def model_config(
     for layer in layers:
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
-    fields = dataclasses.fields(config.lm_head)
-    head = {field.name: getattr(config.lm_head, field.name) for field in fields}
-    config.lm_head = LogprobHead.Config(
-        **head, chunk_tokens=logprob_chunk_tokens, compile=compile_head
+    config.lm_head = dataclasses.replace(
+        config.lm_head, chunk_tokens=logprob_chunk_tokens, compile=compile_head
     )
     config.update_from_config(config=SimpleNamespace(parallelism=parallelism, training=training))
     # The head reduces over the sharded vocabulary itself and returns plain tensors.
-    sharding = config.lm_head.sharding_config
-    config.lm_head.sharding_config = ShardingConfig(
-        state_shardings=sharding.state_shardings,
-        in_src_shardings=sharding.in_src_shardings,
-        in_dst_shardings=sharding.in_dst_shardings,
+    config.lm_head.sharding_config = dataclasses.replace(
+        config.lm_head.sharding_config, out_src_shardings=None, out_dst_shardings=None
     )
     return config
 
