@@ -3,7 +3,7 @@
 The model's output module computes them where it has its gathered weight, and so they come out of the model.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -131,9 +131,6 @@ class Companion(Protocol):
 
     def reader(self, batch: TrainBatch) -> HeadReader:
         """Run its own forward over a micro-batch. Returns what reads the policy's head at `batch.loss_positions`."""
-
-    def keep_columns(self, batch: TrainBatch, columns: Mapping[str, Tensor]) -> None:
-        """Give the micro-batch's episodes their part of the `reader`'s columns [M], which are on the host now."""
 
     def free(self) -> None:
         """Free what the policy's backward reads of it."""

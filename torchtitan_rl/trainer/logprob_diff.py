@@ -1,13 +1,14 @@
 """How far the trainer's log-probabilities of the sampled tokens are from the sampler's, by episode."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from torchtitan_rl import comm
 from torchtitan_rl.models.score import TokenScores
 from torchtitan_rl.trainer.gate import ComparedTokens
-from torchtitan_rl.trainer.packing import by_member
+from torchtitan_rl.trainer.packing import by_member, completion_values
 from torchtitan_rl.types import Episode, FloatArray, Group, LogprobDiff, TrainBatch, flat
 
 
@@ -38,6 +39,14 @@ def compare_with_sampler(batch: TrainBatch, scores: TokenScores) -> ComparedToke
         log_mus.append(log_mu[is_fresh])
         surprises.append((logprobs + entropy)[is_fresh])
     return ComparedTokens(*map(np.concatenate, (diffs, log_mus, surprises)))
+
+
+def keep_columns(batch: TrainBatch, columns: Mapping[str, Tensor]) -> None:
+    """Give the batch's episodes their part of a teacher's columns [M], which are on the host."""
+    for name, values in columns.items():
+        parts = completion_values(batch, values.float().numpy())  # [L] each
+        for member, of_member in zip(batch.members, parts, strict=True):
+            member.episode.credit.token_columns[name] = of_member
 
 
 def share_measurements(

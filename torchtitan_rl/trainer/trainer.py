@@ -30,7 +30,11 @@ from torchtitan_rl.models.score import (
 )
 from torchtitan_rl.trainer.finite import FiniteUpdates
 from torchtitan_rl.trainer.gate import LogprobGate
-from torchtitan_rl.trainer.logprob_diff import compare_with_sampler, share_measurements
+from torchtitan_rl.trainer.logprob_diff import (
+    compare_with_sampler,
+    keep_columns,
+    share_measurements,
+)
 from torchtitan_rl.trainer.minibatches import Batcher, MiniBatch, split_groups
 from torchtitan_rl.trainer.model_loader import ModelLoader
 from torchtitan_rl.trainer.optimizer import UpdateReport
@@ -264,9 +268,8 @@ class Trainer(Configurable):
                 name: metric._replace(weight=metric.weight * minibatch.loss_tokens_for_one)
                 for name, metric in metrics[i].items()
             }
-        if teacher:
-            for batch, own in zip(minibatch.batches, scores, strict=True):
-                teacher.keep_columns(batch, own.columns)
+        for batch, own in zip(minibatch.batches, scores, strict=True):
+            keep_columns(batch, own.columns)
         return _Gradient(float(loss), float(norm), scores, metrics)
 
     def _apply(self, gradient: _Gradient) -> bool:
@@ -346,14 +349,9 @@ class Trainer(Configurable):
         """Returns weighted means over micro-batches and data-parallel ranks, the same on every rank."""
         merged: dict[str, float] = {}
         for key in keys:
-            total = weight = 0.0
-            for of_microbatch in metrics:
-                if key in of_microbatch:
-                    metric = of_microbatch[key]
-                    total += float(metric.value) * metric.weight
-                    weight += metric.weight
-            total = self.sum(total)
-            weight = self.sum(weight)
+            own = [of_microbatch[key] for of_microbatch in metrics if key in of_microbatch]
+            total = self.sum(sum(float(metric.value) * metric.weight for metric in own))
+            weight = self.sum(sum(metric.weight for metric in own))
             if weight:
                 merged[key] = total / weight
         return merged

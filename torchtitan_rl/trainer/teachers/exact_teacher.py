@@ -1,6 +1,6 @@
 """The teacher of `ExactDistill`: each forward of the policy reads the divergence from it at the head."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +11,7 @@ from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE
 from torchtitan_rl.algorithm.losses.loss import TEACHER_TOKEN
 from torchtitan_rl.models.divergence import TeacherOutput, chunked_divergence
 from torchtitan_rl.models.score import HeadInput, HeadReader, forget_forwards, run_model
-from torchtitan_rl.trainer.logprob_diff import share_measurements
-from torchtitan_rl.trainer.packing import completion_values
+from torchtitan_rl.trainer.logprob_diff import keep_columns, share_measurements
 from torchtitan_rl.trainer.teachers.hints import Hints
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Episode, Group, TrainBatch
@@ -27,7 +26,7 @@ class ExactTeacher:
     hints: Hints | None = None
     """What it reads more than the policy."""
     columns = (DIVERGENCE, TEACHER_TOKEN)
-    """What it measures of each token: the names of `keep_columns`."""
+    """What it measures of each token."""
 
     @property
     def is_policy(self) -> bool:
@@ -67,13 +66,6 @@ class ExactTeacher:
 
         return read_both
 
-    def keep_columns(self, batch: TrainBatch, columns: Mapping[str, Tensor]) -> None:
-        """Give the micro-batch's episodes their part of the `reader`'s columns [M], which are on the host now."""
-        for name, values in columns.items():
-            parts = completion_values(batch, values.float().numpy())  # [L] each
-            for member, of_member in zip(batch.members, parts, strict=True):
-                member.episode.credit.token_columns[name] = of_member
-
     def free(self) -> None:
         if not self.is_policy:
             forget_forwards(self.model)
@@ -87,7 +79,7 @@ class ExactTeacher:
         total = count = 0.0
         for batch in trainer.batcher.microbatches(groups):
             scores = trainer.score(batch, self.reader(batch))  # [T] each
-            self.keep_columns(batch, scores.at(batch.loss_positions).each(Tensor.cpu).columns)
+            keep_columns(batch, scores.at(batch.loss_positions).each(Tensor.cpu).columns)
             total += float((scores.columns[DIVERGENCE] * batch.loss_mask).sum())
             count += float(batch.loss_mask.sum())
             forget_forwards(trainer.model)
