@@ -182,8 +182,6 @@ def _normalized(logits: list[Tensor], log_totals: Tensor) -> list[Tensor]:
 
 def _sum_of_ranks(log_totals: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Returns log Σ exp over the ranks, elementwise. A rank without rows has -inf."""
-    if group is None:
-        return log_totals
     peak = all_reduce(log_totals.clone(), group, dist.ReduceOp.MAX)
     total = all_reduce((log_totals - peak).exp(), group)
     return peak + total.log()
@@ -191,8 +189,6 @@ def _sum_of_ranks(log_totals: Tensor, group: dist.ProcessGroup | None) -> Tensor
 
 def _best_of_ranks(highest: Tensor, best: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Each rank's largest logit and its token, [T] each -> the token of the largest of all, [T]."""
-    if group is None:
-        return best
     peak = all_reduce(highest.clone(), group, dist.ReduceOp.MAX)
     candidates = best.masked_fill(highest < peak, -1)  # [T]
     return all_reduce(candidates, group, dist.ReduceOp.MAX)

@@ -214,11 +214,6 @@ class HFDecoder(Decoder):
         parts = [part for layer in linear_layers(self._base[0]) for part in layer.children()]
         return [part for part in parts if isinstance(part, nn.Linear)]
 
-    def take_layers(self) -> None:
-        """Let transformers' model run this model's layers, after they were wrapped for activation checkpointing."""
-        for i, layer in self.layers.items():
-            self._base[0].layers[int(i)] = layer
-
     def init_states(self, *, buffer_device: torch.device | None = None) -> None:
         """Tie the embeddings and compute the buffers (rotary frequencies, scales). Weights stay as they are."""
         if self.enable_weight_tying:
@@ -280,7 +275,8 @@ def _renamed(name: str, beginnings: dict[str, str]) -> str:
 def parallelize_hf(model: HFDecoder, **options: Any) -> HFDecoder:
     """Applies activation checkpointing, compilation and FSDP2 or HSDP. Qwen3's function does so for any decoder without TP."""
     parallelize_qwen3(model, **options)
-    model.take_layers()
+    for i, layer in model.layers.items():  # which may be wrapped now: transformers' model runs them
+        model._base[0].layers[int(i)] = layer
     return model
 
 

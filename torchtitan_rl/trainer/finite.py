@@ -95,13 +95,12 @@ def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> 
     """
     kinds: dict[str, list[str]] = {WEIGHTS: [], MOMENTS: [], GRADIENTS: []}
     for name, parameter in model.named_parameters():
-        tensors: dict[str, list[Tensor]] = {WEIGHTS: [parameter], MOMENTS: [], GRADIENTS: []}
-        for part in optimizer or ():
-            tensors[MOMENTS] += part.state.get(parameter, {}).values()
-        if parameter.grad is not None:
-            tensors[GRADIENTS].append(parameter.grad)
-        for kind, candidates in tensors.items():
-            if not all(map(_is_finite, candidates)):
+        moments = [
+            value for own in optimizer or () for value in own.state.get(parameter, {}).values()
+        ]
+        candidates = {WEIGHTS: [parameter], MOMENTS: moments, GRADIENTS: [parameter.grad]}
+        for kind, tensors in candidates.items():
+            if not all(map(_is_finite, tensors)):
                 kinds[kind].append(name)
     for kind, names in kinds.items():
         names = list(dict.fromkeys(comm.all_gather_lists(names)))
@@ -111,7 +110,7 @@ def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> 
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether this rank's shard of a tensor has no NaN or infinity. True for an optimizer's other values."""
+    """Whether this rank's shard of a tensor has no NaN or infinity. True for an optimizer's other values and for no gradient."""
     return not isinstance(value, Tensor) or all(map(math.isfinite, _extremes(value)))
 
 
