@@ -1,13 +1,12 @@
 """The sharded policy in Hugging Face's layout: full weights, block by block."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.models.common.attention import FusedQKVLinear
@@ -47,21 +46,14 @@ def hf_blocks(
     for prefix, block in blocks_of(model):
         if prefix == "lm_head." and model.enable_weight_tying:
             continue  # comes with the embedding
-        at_once = whole_blocks and prefix.startswith("layers.")
-        with _unsharded(block) if at_once else nullcontext():
+        with ExitStack() as after:
+            if whole_blocks and prefix.startswith("layers."):
+                block.unshard()
+                after.callback(block.reshard)
             base = {name: p for name, p in block.named_parameters() if not is_adapter(name)}
             names = [canonical_fqn(prefix + name) for name in base]
             state = dict(zip(names, _full_tensors(list(base.values()), dtype), strict=True))
-            yield dict(to_hf(model, state_dict_adapter, prefix, block, state))
-
-
-@contextmanager
-def _unsharded(block: FSDPModule) -> Iterator[None]:
-    block.unshard()
-    try:
-        yield
-    finally:
-        block.reshard()
+            yield to_hf(model, state_dict_adapter, prefix, block, state)
 
 
 def to_hf(
@@ -70,8 +62,8 @@ def to_hf(
     prefix: str,
     block: nn.Module,
     state: dict[str, Tensor],
-) -> Iterator[tuple[str, Tensor]]:
-    """Yields one block's tensors under their Hugging Face names. Tied tensors come under both names."""
+) -> dict[str, Tensor]:
+    """Returns one block's tensors under their Hugging Face names. Tied tensors come under both names."""
     for name, module in block.named_modules():
         # In place of torchtitan's state_dict hook, which gathers in the master dtype.
         if isinstance(module, FusedQKVLinear):
@@ -80,7 +72,7 @@ def to_hf(
     weights = state_dict_adapter.to_hf(state)
     if model.enable_weight_tying and "model.embed_tokens.weight" in weights:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    yield from weights.items()
+    return weights
 
 
 def exported_rows(
@@ -108,7 +100,7 @@ def rows_of(
     numbers = torch.arange(len(parameter)).reshape(-1, *[1] * (parameter.ndim - 1))
     rows = numbers.expand(parameter.shape)
     exported = to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows})
-    return {name: rows.reshape(len(rows), -1)[:, 0] for name, rows in exported}
+    return {name: rows.reshape(len(rows), -1)[:, 0] for name, rows in exported.items()}
 
 
 def blocks_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:

@@ -229,7 +229,7 @@ class HFDecoder(Decoder):
     def forward(
         self, tokens: Tensor, positions: Tensor, attention_masks: PackedRows | VarlenMetadata
     ) -> Any:
-        """tokens and positions [1, T] -> logits [1, T, V], or the head's ([T], [T]) while it scores."""
+        """tokens and positions [1, T] -> the head's result."""
         packed = PackedCall(attention_masks, self._inner)
         places = {"input_ids": tokens, "position_ids": positions}
         output = self._base[0].forward(**places, use_cache=False, packed=packed)

@@ -75,10 +75,7 @@ class LogprobHead(Linear):
             self._function = None
 
     def forward(self, input: Tensor) -> Any:
-        """[1, T, D] -> the result of `computing`'s function, or without one [1, T, V] logits."""
-        if self._function is None:
-            logits = super().forward(input)  # [1, T, V]
-            return logits if self.scale == 1 else logits * self.scale
+        """[1, T, D] -> the result of `computing`'s function."""
         hidden, weight, group, first_row = input, self.weight, None, 0
         if isinstance(weight, DTensor):
             # Tensor parallel: this rank holds some rows of the vocabulary, as torch.chunk deals them.

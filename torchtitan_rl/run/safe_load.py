@@ -106,4 +106,4 @@ def stored_hf_weights(
         state = {n: torch.empty(e.size, dtype=e.properties.dtype) for n, e in entries.items()}
         load(state, checkpoint, no_dist=True)
         cast = {name: t.to(dtype) for name, t in state.items()}
-        yield from to_hf(model, adapter, prefix, block, cast)
+        yield from to_hf(model, adapter, prefix, block, cast).items()

@@ -88,16 +88,14 @@ class NotFinite(NamedTuple):
         return f"{self.kind} of {self.names[0]}{more}"
 
 
-def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> NotFinite | None:
+def fault_in(model: nn.Module, optimizer: OptimizersContainer) -> NotFinite | None:
     """Names tensors with NaN or infinity: weights first, then the optimizer's moments, then gradients. Collective.
 
     Returns None if all are finite.
     """
     kinds: dict[str, list[str]] = {WEIGHTS: [], MOMENTS: [], GRADIENTS: []}
     for name, parameter in model.named_parameters():
-        moments = [
-            value for own in optimizer or () for value in own.state.get(parameter, {}).values()
-        ]
+        moments = [value for part in optimizer for value in part.state.get(parameter, {}).values()]
         candidates = {WEIGHTS: [parameter], MOMENTS: moments, GRADIENTS: [parameter.grad]}
         for kind, tensors in candidates.items():
             if not all(map(_is_finite, tensors)):
