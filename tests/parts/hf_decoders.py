@@ -10,7 +10,6 @@ import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torchtitan.config import ParallelismConfig, TrainingConfig
 from transformers import AutoConfig
 
 from tests.parts.pushes import Policy, TokenizerStandIn
@@ -25,6 +24,7 @@ from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.sync.in_process import InProcess
 from torchtitan_rl.sync.weight_sync import WeightSync
 from torchtitan_rl.trainer.model_loader import meta_model, model_config
+from torchtitan_rl.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.types import SegmentLayout
 
 WINDOW = 12
@@ -148,10 +148,9 @@ def transformers_logprobs(folder: Path, parts: list[Tensor]) -> tuple[Tensor, di
 def unsharded_policy(folder: Path) -> nn.Module:
     """Returns the policy of a folder as one process has it without FSDP."""
     spec = spec_from_folder(folder)
-    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
-    training = TrainingConfig(seq_len=128, mixed_precision_param="float32")
+    config = TrainerConfig(mixed_precision_param="float32", logprob_chunk_tokens=32, compile_head=False)
     with torch.device("meta"):
-        model = model_config(spec, parallelism, training, 32, False).build()
+        model = model_config(spec, config, 128).build()
     model.to_empty(device="cpu")
     model.init_weights(buffer_device=None)
     stored = spec.state_dict_adapter(spec.model, None).from_hf(load_file(folder / "model.safetensors"))

@@ -1,14 +1,13 @@
 """Loads the policy and frozen models: torchtitan's model for this device, sharded over the ranks, with a head that scores tokens."""
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.distributed.utils import set_spmd_backend
@@ -72,23 +71,14 @@ class ModelLoader:
         return self._load(model_spec, str(folder), dtype, None).requires_grad_(False)
 
     def _load(self, model_spec: ModelSpec, folder: str, dtype: str, lora: Lora | None) -> Decoder:
-        config = self.config
         training = TrainingConfig(
             seq_len=self._max_positions,
             dtype=dtype,
-            mixed_precision_param=config.mixed_precision_param,
+            mixed_precision_param=self.config.mixed_precision_param,
         )
-        architecture = model_config(
-            model_spec,
-            config.parallelism,
-            training,
-            config.logprob_chunk_tokens,
-            not ON_CPU if config.compile_head == "auto" else config.compile_head,
-            config.attention == "flex",
-        )
-        same_rows = (
-            model_spec.model.vocab_size == self.spec.model.vocab_size
-        )  # a record has a bit for each
+        architecture = model_config(model_spec, self.config, self._max_positions)
+        # A record has a bit for each row of the policy's head.
+        same_rows = model_spec.model.vocab_size == self.spec.model.vocab_size
         architecture.lm_head.reads_records = same_rows and not self._router_replay
         if lora:
             architecture = lora.convert(architecture)
@@ -142,32 +132,26 @@ def adapt_fsdp(model: nn.Module, *, reduces: bool) -> None:
                 module.set_gradient_divide_factor(None)
 
 
-def model_config(
-    model_spec: ModelSpec,
-    parallelism: ParallelismConfig,
-    training: TrainingConfig,
-    logprob_chunk_tokens: int,
-    compile_head: bool,
-    flex: bool = False,
-) -> Decoder.Config:
-    """Returns a copy of the model's config with this device's attention, the scoring head and the RoPE length."""
-    layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
-    config = dataclasses.replace(model_spec.model, layers=layers)
-    inner = attention_config(float32=training.mixed_precision_param == "float32")
-    if flex:
+def model_config(model_spec: ModelSpec, config: TrainerConfig, max_len: int) -> Decoder.Config:
+    """Returns a copy of the model's config for the trainer on this device, with RoPE for texts of up to `max_len` tokens."""
+    layers = [replace(layer) for layer in model_spec.model.layers]
+    architecture = replace(model_spec.model, layers=layers)
+    inner = attention_config(float32=config.mixed_precision_param == "float32")
+    if config.attention == "flex":
         inner = FlexPacked.Config()
     for layer in layers:
-        rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
-        layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
-    config.lm_head = dataclasses.replace(
-        config.lm_head, chunk_tokens=logprob_chunk_tokens, compile=compile_head
+        rope = replace(layer.attention.rope, max_seq_len=max_len)
+        layer.attention = replace(layer.attention, inner_attention=inner, rope=rope)
+    compiles = not ON_CPU if config.compile_head == "auto" else config.compile_head
+    architecture.lm_head = replace(
+        architecture.lm_head, chunk_tokens=config.logprob_chunk_tokens, compile=compiles
     )
-    config.update_from_config(config=SimpleNamespace(parallelism=parallelism, training=training))
+    architecture.update_from_config(config=config)  # sets how each part is sharded
     # The head reduces over the sharded vocabulary itself and returns plain tensors.
-    config.lm_head.sharding_config = dataclasses.replace(
-        config.lm_head.sharding_config, out_src_shardings=None, out_dst_shardings=None
+    architecture.lm_head.sharding_config = replace(
+        architecture.lm_head.sharding_config, out_src_shardings=None, out_dst_shardings=None
     )
-    return config
+    return architecture
 
 
 @torch.no_grad()
@@ -188,9 +172,8 @@ def meta_model(model_spec: ModelSpec, lora: Lora | None = None, *, seq_len: int 
         lora: adds adapters.
         seq_len: the most tokens that it can score.
     """
-    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
-    set_spmd_backend(parallelism.spmd_backend)
-    training = TrainingConfig(seq_len=seq_len, mixed_precision_param="float32")
-    config = model_config(model_spec, parallelism, training, seq_len, False)
+    config = TrainerConfig(mixed_precision_param="float32", compile_head=False)
+    set_spmd_backend(config.parallelism.spmd_backend)
+    architecture = model_config(model_spec, config, seq_len)
     with torch.device("meta"):
-        return (lora.convert(config) if lora else config).build()
+        return (lora.convert(architecture) if lora else architecture).build()
