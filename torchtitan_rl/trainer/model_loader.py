@@ -89,7 +89,7 @@ class ModelLoader:
     def _sharded(
         self, model_spec: ModelSpec, architecture: Decoder.Config, training: TrainingConfig
     ) -> Decoder:
-        """Returns the sharded model with random weights."""
+        """Returns the sharded model, whose weights have no values yet."""
         config = self.config
         with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
             model = architecture.build()
@@ -114,7 +114,7 @@ class ModelLoader:
         adapt_fsdp(model, reduces=self._parallel_dims.dp_enabled)
         model.to_empty(device=DEVICE_TYPE)
         with torch.no_grad():
-            model.init_weights(buffer_device=None)  # also makes the RoPE caches
+            model.init_weights()  # makes the RoPE caches; weights have values when they are read
         model.train()
         return model
 
