@@ -3,7 +3,7 @@
 import os
 import pickle
 import socket
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -63,15 +63,9 @@ def all_gather_lists(mine: list[T]) -> list[T]:
         work.wait()
     everyones: list[T] = []
     for row, of_rank in zip(rows, lengths, strict=True):
-        everyones += _unpickled(row.numpy(), of_rank)
+        skeleton, *buffers = (part.numpy() for part in row.split(of_rank))
+        everyones += pickle.loads(skeleton, buffers=buffers)
     return everyones
-
-
-def _unpickled(row: np.ndarray, lengths: list[int]) -> list[Any]:
-    """Returns one rank's list from its bytes [sum(lengths)]: the pickle, then its out-of-band buffers."""
-    ends = np.cumsum(lengths)
-    views = [memoryview(row[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
-    return pickle.loads(views[0], buffers=views[1:])
 
 
 def broadcast(value: T) -> T:

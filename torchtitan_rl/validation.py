@@ -123,11 +123,10 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
 
     Raises UserError as `validate`.
     """
-    from torchtitan_rl.models.hf_decoder import check_other_parts, check_parallelism
+    from torchtitan_rl.models.hf_decoder import check_other_parts
     from torchtitan_rl.models.mixture_of_experts import check_mixture
 
     model, tp = config.model_spec.model, config.trainer.parallelism.tensor_parallel_degree
-    check_parallelism(model, tp)
     check_other_parts(model, config.trainer, config.generator, on_cpu=FOR_CPU)
     check_mixture(model, config.trainer, config.generator, world_size=world_size, on_cpu=FOR_CPU)
     attention = model.layers[0].attention

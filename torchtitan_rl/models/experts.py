@@ -77,9 +77,11 @@ class PackedMoE(MoE, OwnConfig):
         is_chosen.scatter_(-1, chosen, True)
         counts = is_chosen.sum((0, 1))  # [E] int64
         if torch.is_grad_enabled():
-            self._count(counts, probabilities.detach())
+            p = probabilities.detach()  # [1, n, E]
+            self.tokens_per_expert_E += counts
+            self.entropy = self.entropy - torch.special.xlogy(p, p).sum()
             if self.replayed is not None:
-                self._count_replays(chosen[0], probabilities[0].detach())
+                self._count_replays(chosen[0], p[0])
         out = self.routed_experts(routed, weights, chosen, counts)  # [1, n, D]
         return F.pad(out, (0, 0, 0, self.padding))
 
@@ -99,11 +101,6 @@ class PackedMoE(MoE, OwnConfig):
         otherwise = replayed & (most > least)  # [n]
         counts = torch.stack([replayed.sum(), otherwise.sum()])  # [2]
         self.replays = self.replays + counts
-
-    def _count(self, counts: Tensor, probabilities: Tensor) -> None:
-        """Add one pack's counts, [E], and entropies, of [1, n, E]."""
-        self.tokens_per_expert_E += counts
-        self.entropy = self.entropy - torch.special.xlogy(probabilities, probabilities).sum()
 
     def take_counts(self) -> Tensor:
         """Returns (tokens of each expert, sum of entropies, replays), [E + 3] float32, since the last call."""

@@ -280,10 +280,8 @@ def parallelize_hf(model: HFDecoder, **options: Any) -> HFDecoder:
     return model
 
 
-def check_parallelism(config: Decoder.Config, degree: int) -> None:
-    """Check that the trainer's tensor parallelism is off for transformers' models. Raises UserError, naming the field."""
-    if not isinstance(config, HFDecoder.Config):
-        return
+def check_parallelism(config: HFDecoder.Config, degree: int) -> None:
+    """Check that the trainer's tensor parallelism is off. Raises UserError, naming the field."""
     field = "trainer.parallelism.tensor_parallel_degree"
     expected = f"1 for {config.hf.model_type}, which runs with transformers' layers"
     remedy = "Use data_parallel_shard_degree (FSDP). The generator's degree may differ."
@@ -311,6 +309,7 @@ def check_other_parts(
     if not isinstance(config, HFDecoder.Config):
         return
     kind, degree = config.hf.model_type, generator.tensor_parallel_degree
+    check_parallelism(config, trainer.parallelism.tensor_parallel_degree)
     check_attention(config, trainer.attention)
     expected = f"1 for {kind}, whose {', '.join(config.merged)} cannot be compared in parts with the policy's"
     holds = degree == 1 or not config.merged

@@ -20,11 +20,9 @@ def compare_with_sampler(batch: TrainBatch, scores: TokenScores) -> ComparedToke
     """
     none = scores.logprobs.numpy()[:0]  # [0]
     diffs, log_mus, surprises = [none], [none], [none]  # [fresh loss tokens of an episode] each
-    logprobs_of_members = by_member(batch, scores.logprobs.numpy())
-    entropies_of_members = by_member(batch, scores.entropy.numpy())
-    for member, logprobs, entropy in zip(
-        batch.members, logprobs_of_members, entropies_of_members, strict=True
-    ):  # [num_sampled] each
+    both = np.stack([scores.logprobs.numpy(), scores.entropy.numpy()])  # [2, M]
+    for member, values in zip(batch.members, by_member(batch, both), strict=True):
+        logprobs, entropy = values  # [num_sampled] each
         completion = member.episode.completion
         log_mu = completion.sampled_logprobs  # [num_sampled]
         diff = logprobs - log_mu  # [num_sampled]
