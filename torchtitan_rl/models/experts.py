@@ -13,6 +13,7 @@ from torchtitan.models.common.moe import GroupedExperts, MoE
 from torchtitan.models.qwen3 import Qwen3Model
 
 from torchtitan_rl.fields.own_config import OwnConfig
+from torchtitan_rl.models.logprobs import all_reduce
 from torchtitan_rl.types import NO_RECORD, Metric, SegmentLayout
 
 
@@ -133,9 +134,7 @@ class PackedQwen3(Qwen3Model, OwnConfig):
         """Metrics of the forwards with a gradient since the last call. Collective over `group`, the data-parallel ranks."""
         mixtures_of_layers = list(mixtures(self))
         counted = torch.stack([moe.take_counts() for moe in mixtures_of_layers])  # [layers, E + 3]
-        if group is not None:
-            dist.all_reduce(counted, group=group)
-        counted = counted.cpu()  # the host waits once
+        counted = all_reduce(counted, group).cpu()  # the host waits once
         counts = counted[:, :-3]  # [layers, E]
         entropies = counted[:, -3]  # [layers]
         replayed, otherwise = counted[:, -2:].sum(0).tolist()

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torchtitan.config import Configurable
 from torchtitan.distributed import ParallelDims
@@ -20,6 +19,7 @@ from torchtitan_rl.algorithm.algorithm import LossOutput
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.events import advanced
 from torchtitan_rl.models.experts import PackedQwen3
+from torchtitan_rl.models.logprobs import all_reduce
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.score import (
     Companion,
@@ -251,8 +251,7 @@ class Trainer(Configurable):
         loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
         for output in outputs:
             loss += output.loss.detach()
-        if self.dp_group is not None:
-            dist.all_reduce(loss, group=self.dp_group)
+        loss = all_reduce(loss, self.dp_group)
         norm = clip_grad_norm_(
             self.model.parameters(),
             self.config.max_norm,
@@ -400,11 +399,8 @@ class Trainer(Configurable):
 
     def sum(self, value: float) -> float:
         """Returns the sum over data-parallel ranks."""
-        if self.dp_group is None:
-            return value
-        tensor = torch.tensor(value, dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
-        dist.all_reduce(tensor, group=self.dp_group)
-        return float(tensor)
+        own = torch.tensor(value, dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
+        return float(all_reduce(own, self.dp_group))
 
 
 def _batches_of(minibatches: Sequence[MiniBatch]) -> list[TrainBatch]:
