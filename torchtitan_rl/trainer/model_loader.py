@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
@@ -111,25 +110,17 @@ class ModelLoader:
             ac_config=ac_class.Config() if ac_class else None,
             dump_folder="",
         )
-        adapt_fsdp(model, reduces=self._parallel_dims.dp_enabled)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(ON_CPU)  # gloo has no pre-multiplied sum
+                if not self._parallel_dims.dp_enabled:
+                    # torchtitan's factor of 1 would divide, and so copy, every gradient.
+                    module.set_gradient_divide_factor(None)
         model.to_empty(device=DEVICE_TYPE)
         with torch.no_grad():
             model.init_weights()  # makes the RoPE caches; weights have values when they are read
         model.train()
         return model
-
-
-def adapt_fsdp(model: nn.Module, *, reduces: bool) -> None:
-    """Let FSDP2 reduce gradients on gloo, which has no pre-multiplied sum, and not divide them by 1 on a single rank.
-
-    Args:
-        reduces: whether gradients are summed over several ranks.
-    """
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(ON_CPU)
-            if not reduces:  # torchtitan's factor of 1 would divide, and so copy, every gradient
-                module.set_gradient_divide_factor(None)
 
 
 def model_config(model_spec: ModelSpec, config: TrainerConfig, max_len: int) -> Decoder.Config:
