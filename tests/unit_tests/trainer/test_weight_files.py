@@ -72,14 +72,16 @@ def test_a_missing_tensor_and_one_of_another_shape_are_named_before_they_are_loa
 @pytest.mark.parametrize(
     ("index", "lacks"),
     [
-        ({"weight_map": {"a": 5}}, "5"),
-        ({"weight_map": {"a": "model-2.safetensors"}}, "model-2.safetensors"),
-        ({}, "a weight_map"),
-        ([], "a weight_map"),
+        ('{"weight_map": {"a": 5}}', "5"),
+        ('{"weight_map": {"a": "model-2.safetensors"}}', "model-2.safetensors"),
+        ("{}", "a weight_map"),
+        ("[]", "a weight_map"),
+        ('{"weight_map": {"a": "mod', "a weight_map"),
+        ("<html>not found</html>", "a weight_map"),
     ],
 )
 def test_an_index_whose_files_are_not_there_is_refused_also_beside_a_whole_file(tmp_path, index, lacks):
     save_odd_checkpoint(tmp_path, "llama")
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(UserError, match=f"files that its model.safetensors.index.json names, but it lacks {lacks}"):
         check(tmp_path)
