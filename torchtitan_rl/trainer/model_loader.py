@@ -1,6 +1,6 @@
 """Loads the policy and frozen models: torchtitan's model for this device, sharded over the ranks, with a head that scores tokens."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,46 +23,35 @@ from torchtitan_rl.trainer.trainer_config import TrainerConfig
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
 
 
+@dataclass(eq=False)
 class ModelLoader:
     """Loads the policy and frozen models, sharded alike over the ranks."""
 
-    def __init__(
-        self,
-        config: TrainerConfig,
-        *,
-        model_spec: ModelSpec,
-        folder: str,
-        parallel_dims: ParallelDims,
-        max_model_len: int,
-        lora: Lora | None = None,
-        router_replay: bool = False,
-    ) -> None:
-        """
-        Args:
-            folder: the start of the policy.
-            lora: the policy's adapters; None for none.
-            router_replay: whether the sampler's records are experts (`Generator.Config`).
-        """
-        self.config = config
-        self.spec = model_spec
-        self.folder = folder
-        self.state_dict_adapter = model_spec.state_dict_adapter(model_spec.model, None)
+    config: TrainerConfig
+    model_spec: ModelSpec
+    folder: str
+    """The start of the policy."""
+    parallel_dims: ParallelDims
+    max_model_len: int
+    lora: Lora | None = None
+    """The policy's adapters; None for none."""
+    router_replay: bool = False
+    """Whether the sampler's records are experts (`Generator.Config`)."""
+
+    def __post_init__(self) -> None:
+        self.state_dict_adapter = self.model_spec.state_dict_adapter(self.model_spec.model, None)
         # Kernels are compiled for each shape, so shapes must be few. Sequence parallelism splits the packed tokens.
-        self.pad_multiple = 128 * parallel_dims.tp
-        self._max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
-        self._parallel_dims = parallel_dims
-        self._lora = lora
-        self._router_replay = router_replay
+        self.pad_multiple = 128 * self.parallel_dims.tp
 
     def attention_cost(self, model: Decoder) -> float:
         """The cost of attending to one token, relative to one token's other work, by torchtitan's count of FLOPs."""
-        _, without_attention = self.spec.model.get_nparams_and_flops(model, 0)
-        _, with_attention = self.spec.model.get_nparams_and_flops(model, 1)
+        _, without_attention = self.model_spec.model.get_nparams_and_flops(model, 0)
+        _, with_attention = self.model_spec.model.get_nparams_and_flops(model, 1)
         return with_attention / without_attention - 1
 
     def policy(self) -> Decoder:
         """Returns a sharded model with the start's weights, and with adapters if the policy has them. Collective."""
-        return self._load(self.spec, self.folder, "float32", self._lora)
+        return self._load(self.model_spec, self.folder, "float32", self.lora)
 
     def frozen(self, model_spec: ModelSpec, folder: Path) -> Decoder:
         """Returns another model with a folder's weights in the forward's dtype, sharded as the policy. Collective."""
@@ -70,41 +59,29 @@ class ModelLoader:
         return self._load(model_spec, str(folder), dtype, None).requires_grad_(False)
 
     def _load(self, model_spec: ModelSpec, folder: str, dtype: str, lora: Lora | None) -> Decoder:
-        training = TrainingConfig(
-            seq_len=self._max_positions,
-            dtype=dtype,
-            mixed_precision_param=self.config.mixed_precision_param,
-        )
-        architecture = model_config(model_spec, self.config, self._max_positions)
+        config = self.config
+        max_len = -(-self.max_model_len // self.pad_multiple) * self.pad_multiple
+        architecture = model_config(model_spec, config, max_len)
         # A record has a bit for each row of the policy's head.
-        same_rows = model_spec.model.vocab_size == self.spec.model.vocab_size
-        architecture.lm_head.reads_records = same_rows and not self._router_replay
+        same_rows = model_spec.model.vocab_size == self.model_spec.model.vocab_size
+        architecture.lm_head.reads_records = same_rows and not self.router_replay
         if lora:
             architecture = lora.convert(architecture)
-        model = self._sharded(model_spec, architecture, training)
-        load_hf_weights(model, model_spec.state_dict_adapter(model_spec.model, None), folder)
-        return model
-
-    def _sharded(
-        self, model_spec: ModelSpec, architecture: Decoder.Config, training: TrainingConfig
-    ) -> Decoder:
-        """Returns the sharded model, whose weights have no values yet."""
-        config = self.config
-        with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
+        with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[dtype]):
             model = architecture.build()
+        forward_dtype = config.mixed_precision_param
         for parameter in model.parameters():
             if not parameter.requires_grad:
                 # A base below adapters has the forward's dtype: no optimizer needs more digits of it.
-                forward_dtype = TORCH_DTYPE_MAP[training.mixed_precision_param]
-                parameter.data = parameter.data.to(forward_dtype)
+                parameter.data = parameter.data.to(TORCH_DTYPE_MAP[forward_dtype])
         if config.compile:
             # KL, batches without a backward and selective checkpointing alone make 7 variants of a block; torch allows 8.
             torch.compiler.config.recompile_limit = 64
         ac_class = AC_CLASSES[config.activation_checkpoint]
         model = model_spec.parallelize_fn(
             model,
-            parallel_dims=self._parallel_dims,
-            training=training,
+            parallel_dims=self.parallel_dims,
+            training=TrainingConfig(mixed_precision_param=forward_dtype),
             parallelism=config.parallelism,
             compile_config=CompileConfig(enable=config.compile, components=["model"]),
             ac_config=ac_class.Config() if ac_class else None,
@@ -113,13 +90,14 @@ class ModelLoader:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(ON_CPU)  # gloo has no pre-multiplied sum
-                if not self._parallel_dims.dp_enabled:
+                if not self.parallel_dims.dp_enabled:
                     # torchtitan's factor of 1 would divide, and so copy, every gradient.
                     module.set_gradient_divide_factor(None)
         model.to_empty(device=DEVICE_TYPE)
         with torch.no_grad():
             model.init_weights()  # makes the RoPE caches; weights have values when they are read
         model.train()
+        load_hf_weights(model, model_spec.state_dict_adapter(model_spec.model, None), folder)
         return model
 
 
