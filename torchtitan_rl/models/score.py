@@ -59,10 +59,7 @@ class LogprobHead(Linear):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.chunk_tokens = config.chunk_tokens
-        self.compile_chunks = config.compile
-        self.scale = config.scale
-        self.reads_records = config.reads_records
+        self.config = config
         self._function: Callable[[HeadInput], Any] | None = None
 
     @contextmanager
@@ -89,7 +86,7 @@ class LogprobHead(Linear):
             hidden = hidden.to_local(grad_placements=[Partial()])
         hidden = hidden.flatten(0, 1)  # [T, D]
         weight = weight.to(hidden.dtype)
-        return self._function(HeadInput(hidden, weight, group, first_row, self.scale))
+        return self._function(HeadInput(hidden, weight, group, first_row, self.config.scale))
 
 
 class TokenScores(NamedTuple):
@@ -157,7 +154,7 @@ def score(
             `reads_records`, or else for the model; None: nothing.
         reader: gets the head's input at the wanted positions alone.
     """
-    head = model.lm_head
+    head = model.lm_head.config
     kept = None  # [M, V / 8]
     if head.reads_records and records is not None:
         kept = _at(records, only)
@@ -176,7 +173,7 @@ def score(
             chunk_tokens=head.chunk_tokens,
             group=group,
             first_row=first_row,
-            compile=head.compile_chunks,
+            compile=head.compile,
         )  # [M] each
         columns = reader(head_input._replace(hidden=hidden)) if reader else {}  # [M] each
         found = TokenScores(logprobs, entropy, columns)

@@ -384,7 +384,7 @@ class Trainer(Configurable):
                 batch.layout,
                 temperature or self.temperature,
                 batch.loss_positions,
-                batch.sampler_records if model.lm_head.reads_records else None,
+                batch.sampler_records if model.lm_head.config.reads_records else None,
             )  # [T] each
             forget_forwards(model)
             values = scores.logprobs[batch.loss_positions].cpu().numpy()  # [M]

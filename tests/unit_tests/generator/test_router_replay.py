@@ -35,7 +35,7 @@ def pair(one_rank, tmp_path_factory):
         save_odd_checkpoint(folder, "qwen3_moe", tie=False, max_position_embeddings=384, moe_intermediate_size=64)
 
     made = Pair(tmp_path_factory.mktemp("experts"), save, router_replay=True)
-    made.model.lm_head.reads_records = False
+    made.model.lm_head.config.reads_records = False
     yield made
     made.generator.close()
 

@@ -58,7 +58,7 @@ class ExactTeacher:
                 known,
                 beta=beta,
                 temperature=temperature / head_input.scale,
-                chunk_tokens=self.trainer.model.lm_head.chunk_tokens,
+                chunk_tokens=self.trainer.model.lm_head.config.chunk_tokens,
                 group=head_input.group,
                 first_row=head_input.first_row,
             )
