@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torchtitan.config import Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import clip_grad_norm_
@@ -125,20 +126,13 @@ class Trainer(Configurable):
             {name: value for name, value in group.items() if name != "params"}
             for group in self.param_groups()
         ]
-        self._find_ranks()
-        self.batcher = self._new_batcher()
-
-    def _find_ranks(self) -> None:
-        """Set this rank's place among the data-parallel and tensor-parallel ranks, and their groups."""
-        dims = self.parallel_dims
-        batch_mesh = dims.get_mesh("batch") if dims.dp_enabled else None
-        self.dp_size = batch_mesh.size() if batch_mesh else 1
-        self.dp_rank = batch_mesh.get_local_rank() if batch_mesh else 0
+        batch_mesh = parallel_dims.get_optional_mesh("batch")
         self.dp_group = batch_mesh.get_group() if batch_mesh else None
-        tp_mesh = dims.get_optional_mesh("tp")
+        self.batcher = self._new_batcher(batch_mesh)
+        tp_mesh = parallel_dims.get_optional_mesh("tp")
         self.is_tp_leader = tp_mesh is None or tp_mesh.get_local_rank() == 0
 
-    def _new_batcher(self) -> Batcher:
+    def _new_batcher(self, data_parallel: DeviceMesh | None) -> Batcher:
         """Returns what divides a step into this rank's micro-batches."""
         return Batcher(
             algorithm=self.algorithm,
@@ -148,8 +142,8 @@ class Trainer(Configurable):
             # FlashAttention cannot share prompts; that of a CPU, and of float32, can.
             share_prompts=self.model.config.first_attention.inner_attention.shares_prompts,
             read_prompts_once=self.config.attention == "flex",
-            num_ranks=self.dp_size,
-            rank=self.dp_rank,
+            num_ranks=data_parallel.size() if data_parallel else 1,
+            rank=data_parallel.get_local_rank() if data_parallel else 0,
         )
 
     def update(
@@ -205,7 +199,7 @@ class Trainer(Configurable):
             work=config.num_epochs * work,
             rank_tokens=rank_tokens,
             packed_tokens=packed_tokens,
-            padding_tokens=packed_tokens - rank_tokens[self.dp_rank],
+            padding_tokens=packed_tokens - rank_tokens[self.batcher.rank],
             unscored_tokens=config.num_epochs * sum(made.unscored_tokens for made in minibatches),
             metrics=metrics if self.is_tp_leader else [],
         )
