@@ -71,10 +71,10 @@ def _statistics(logits: Tensor, sharpness: float) -> tuple[Tensor, Tensor, Tenso
 
 def _gradient(
     logits: Tensor,
+    sharpness: float,
     peak: Tensor,
     log_total: Tensor,
     g_logprob: Tensor,
-    sharpness: float,
     entropy: Tensor | None = None,
     g_entropy: Tensor | None = None,
 ) -> Tensor:
@@ -160,7 +160,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
         blocks = slices(len(weight), constants.chunk_rows)
         # [3, blocks, T] peak, rest and weighted of each block
         of_blocks = hidden.new_empty(3, len(blocks), len(hidden), dtype=torch.float64)
-        peaks, rests, weights = of_blocks  # [blocks, T] each; views
         # [T] the label's logit if this rank has it
         label_logit = hidden.new_zeros(len(hidden), dtype=torch.float64)
         has_label = torch.zeros_like(label_logit, dtype=torch.bool)  # [T]
@@ -173,20 +172,17 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 at_label = logits.gather(-1, label_row)[:, 0]  # [C]
                 label_logit[tokens] += torch.where(in_tile, at_label, 0)
                 has_label[tokens] |= in_tile
-                peak, rest, weighted = statistics(logits, sharpness)  # [C] each
-                peaks[i, tokens] = peak
-                rests[i, tokens] = rest
-                weights[i, tokens] = weighted
+                of_tile = statistics(logits, sharpness)  # [C] each
+                for whole, values in zip(of_blocks, of_tile, strict=True):
+                    whole[i, tokens] = values
         peak, log_total, entropy = _combine(of_blocks, constants)  # [T] each
         below_peak = torch.where(has_label, label_logit - peak, 0)  # [T]
         below_peak = all_reduce(below_peak, constants.group)  # [T]
         logprobs = (below_peak / constants.temperature - log_total).to(dtype)  # [T]
-        entropy = entropy.to(dtype)  # [T]
-        peak = peak.to(dtype)  # [T]
-        log_total = log_total.to(dtype)  # [T]
-        ctx.save_for_backward(hidden, weight, labels, peak, log_total, entropy)
+        kept = [values.to(dtype) for values in (peak, log_total, entropy)]  # [T] each
+        ctx.save_for_backward(hidden, weight, labels, *kept)
         ctx.constants = constants
-        return logprobs, entropy
+        return logprobs, kept[-1]
 
     @staticmethod
     def backward(
@@ -196,12 +192,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden, weight, labels, peak, log_total, entropy = ctx.saved_tensors
         constants: _Constants = ctx.constants
         g_logprobs = torch.zeros_like(peak) if g_logprobs is None else g_logprobs  # [T]
-        peak = peak[:, None]  # [T, 1], as the next four
-        log_total = log_total[:, None]
-        g_logprobs = g_logprobs[:, None]
+        of_tokens = [peak, log_total, g_logprobs]  # [T] each
         if g_entropy is not None:  # by default the loss does not read the entropy
-            entropy = entropy[:, None]
-            g_entropy = g_entropy[:, None]
+            of_tokens += [entropy, g_entropy]
         gradient = _compiled_gradient if constants.compile else _gradient
         sharpness = LOG2_E / constants.temperature
         operand = wide(hidden)  # [T, D]
@@ -214,12 +207,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             for tokens, in_tile, label_row in _tiles(labels, rows, constants):
                 logits = product(operand[tokens], block.T)  # [C, R]
                 _drop(logits, tokens, rows, constants)
-                # [C, R], and [C, 1] each
-                arguments = logits, peak[tokens], log_total[tokens], g_logprobs[tokens], sharpness
-                if g_entropy is not None:
-                    arguments += entropy[tokens], g_entropy[tokens]  # [C, 1] each
-                grad_logits = gradient(*arguments)  # [C, R]
-                at_label = torch.where(in_tile[:, None], g_logprobs[tokens], 0)  # [C, 1]
+                of_tile = [values[tokens, None] for values in of_tokens]  # [C, 1] each
+                grad_logits = gradient(logits, sharpness, *of_tile)  # [C, R]
+                at_label = torch.where(in_tile[:, None], g_logprobs[tokens, None], 0)  # [C, 1]
                 grad_logits.scatter_add_(-1, label_row, at_label)
                 grad_logits = grad_logits.to(hidden.dtype)
                 grad_hidden[tokens] += partial_product(grad_logits, weight[rows])  # [C, D]

@@ -83,18 +83,16 @@ def _headers(folder: Path) -> dict[str, list[_Stored]]:
     for file in sorted(folder.glob("*.safetensors"), key=lambda file: file.name not in named):
         try:
             with safe_open(file, "pt") as opened:
-                entries = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-                places = {
-                    n: _Stored(file, n, e.get_dtype(), e.get_shape()) for n, e in entries.items()
-                }
+                for name in opened.keys():  # noqa: SIM118  (a handle, not a dict)
+                    if not named or file.name in named or name in stored:
+                        entry = opened.get_slice(name)
+                        place = _Stored(file, name, entry.get_dtype(), entry.get_shape())
+                        stored[name].append(place)
         except (OSError, SafetensorError) as error:
             raise UserError(
                 f"hf_assets_path = {str(folder)!r}: its {file.name} cannot be read: {error}. It may have been cut off, or be a pointer "
                 "of Git LFS (git lfs pull) or a web page in the file's place: download it again."
             ) from error
-        for name, place in places.items():
-            if not named or file.name in named or name in stored:
-                stored[name].append(place)
     return stored
 
 
