@@ -20,7 +20,8 @@ from torchtitan_rl.models.attention import FlexPacked, attention_config
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
 
-AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
+RECOMPUTATION = {"selective": SelectiveAC.Config(), "full": FullAC.Config()}
+"""By `TrainerConfig.activation_checkpoint`; the others recompute nothing."""
 
 
 @dataclass(eq=False)
@@ -77,14 +78,13 @@ class ModelLoader:
         if config.compile:
             # KL, batches without a backward and selective checkpointing alone make 7 variants of a block; torch allows 8.
             torch.compiler.config.recompile_limit = 64
-        ac_class = AC_CLASSES[config.activation_checkpoint]
         model = model_spec.parallelize_fn(
             model,
             parallel_dims=self.parallel_dims,
             training=TrainingConfig(mixed_precision_param=forward_dtype),
             parallelism=config.parallelism,
             compile_config=CompileConfig(enable=config.compile, components=["model"]),
-            ac_config=ac_class.Config() if ac_class else None,
+            ac_config=RECOMPUTATION.get(config.activation_checkpoint),
             dump_folder="",
         )
         for module in model.modules():
