@@ -18,9 +18,8 @@ def compare_with_sampler(batch: TrainBatch, scores: TokenScores) -> ComparedToke
     Args:
         scores: [M] at the batch's `loss_positions`, before the first update; on the host.
     """
-    none = scores.logprobs.numpy()[:0]  # [0]
-    diffs, log_mus, surprises = [none], [none], [none]  # [fresh loss tokens of an episode] each
     both = np.stack([scores.logprobs.numpy(), scores.entropy.numpy()])  # [2, M]
+    compared = [np.empty((3, 0), both.dtype)]  # [3, fresh loss tokens of an episode] each
     for member, values in zip(batch.members, by_member(batch, both), strict=True):
         logprobs, entropy = values  # [num_sampled] each
         completion = member.episode.completion
@@ -33,10 +32,9 @@ def compare_with_sampler(batch: TrainBatch, scores: TokenScores) -> ComparedToke
             max=float(sizes.max(initial=0.0)),  # NaN counts as the largest
             tokens={"diff": diff, "entropy": entropy},
         )
-        diffs.append(diff[is_fresh])
-        log_mus.append(log_mu[is_fresh])
-        surprises.append((logprobs + entropy)[is_fresh])
-    return ComparedTokens(*map(np.concatenate, (diffs, log_mus, surprises)))
+        tokens = np.stack([diff, log_mu, logprobs + entropy])  # [3, num_sampled]
+        compared.append(tokens[:, is_fresh])
+    return ComparedTokens(*np.concatenate(compared, axis=1))
 
 
 def keep_columns(batch: TrainBatch, columns: Mapping[str, Tensor]) -> None:
