@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+from torchtitan_rl.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -85,11 +87,22 @@ def whole_weights(
 
 
 def stored_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Yields (name, function that reads it) for each tensor of a folder's files."""
+    """Yields (name, function that reads it) for each tensor of a folder's files. Raises UserError as `opened`."""
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  (a handle, not a dict)
-                yield name, lambda name=name, opened=opened: opened.get_tensor(name)
+        with opened(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (a handle, not a dict)
+                yield name, lambda name=name, tensors=tensors: tensors.get_tensor(name)
+
+
+def opened(file: Path) -> safe_open:
+    """Returns the tensors of a checkpoint's file. Raises UserError, naming `hf_assets_path`, if it cannot be read."""
+    try:
+        return safe_open(file, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"hf_assets_path = {str(file.parent)!r}: its {file.name} cannot be read: {error}. It may have been cut off, or be a pointer "
+            "of Git LFS (git lfs pull) or a web page in the file's place: download it again."
+        ) from error
 
 
 @contextmanager

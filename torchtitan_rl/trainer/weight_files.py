@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from torchtitan_rl.errors import UserError, expect
-from torchtitan_rl.models.multimodal import is_text, text_name
+from torchtitan_rl.errors import expect
+from torchtitan_rl.models.multimodal import is_text, opened, text_name
 from torchtitan_rl.trainer.model_loader import meta_model
 
 if TYPE_CHECKING:
@@ -81,18 +80,12 @@ def _headers(folder: Path) -> dict[str, list[_Stored]]:
     named = _indexed(folder / "model.safetensors.index.json")
     stored: dict[str, list[_Stored]] = defaultdict(list)
     for file in sorted(folder.glob("*.safetensors"), key=lambda file: file.name not in named):
-        try:
-            with safe_open(file, "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  (a handle, not a dict)
-                    if not named or file.name in named or name in stored:
-                        entry = opened.get_slice(name)
-                        place = _Stored(file, name, entry.get_dtype(), entry.get_shape())
-                        stored[name].append(place)
-        except (OSError, SafetensorError) as error:
-            raise UserError(
-                f"hf_assets_path = {str(folder)!r}: its {file.name} cannot be read: {error}. It may have been cut off, or be a pointer "
-                "of Git LFS (git lfs pull) or a web page in the file's place: download it again."
-            ) from error
+        with opened(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (a handle, not a dict)
+                if not named or file.name in named or name in stored:
+                    entry = tensors.get_slice(name)
+                    place = _Stored(file, name, entry.get_dtype(), entry.get_shape())
+                    stored[name].append(place)
     return stored
 
 
@@ -115,7 +108,7 @@ def _indexed(index: Path) -> set[str]:
 
 def _equal(embedding: _Stored, head: _Stored) -> bool:
     """Whether a stored head is the embedding."""
-    with safe_open(embedding.file, "pt") as first, safe_open(head.file, "pt") as second:
+    with opened(embedding.file) as first, opened(head.file) as second:
         parts = first.get_slice(embedding.name), second.get_slice(head.name)
         return embedding.shape == head.shape and all(
             torch.equal(*(part[begin : begin + ROWS] for part in parts))

@@ -118,6 +118,14 @@ def test_missing_tensor_of_the_text_is_named(folder_of, tmp_path):
         check_tensors(folder, spec_from_folder(folder))
 
 
+def test_file_that_was_cut_off_is_named(folder_of, tmp_path):
+    shutil.copytree(folder_of("Mistral3ForConditionalGeneration"), tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(UserError, match="hf_assets_path = .*its model.safetensors cannot be read"):
+        spec_from_folder(tmp_path)
+
+
 def test_quantized_checkpoint_is_refused(folder_of, tmp_path):
     """Ministral 3's published ones have the entry beside the text's config."""
     entries = json.loads((folder_of("Mistral3ForConditionalGeneration") / "config.json").read_text())
