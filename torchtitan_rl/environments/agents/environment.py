@@ -8,7 +8,7 @@ from typing import Any
 from torchtitan_rl.data.chat_messages import REASONING
 from torchtitan_rl.data.tool_calls import CallParser, ToolCall, suits
 from torchtitan_rl.data.turns import Message, Turn
-from torchtitan_rl.environments.agents.history import appended, common
+from torchtitan_rl.environments.agents.history import compared
 from torchtitan_rl.environments.agents.protocol import (
     AgentError,
     AgentFailed,
@@ -84,9 +84,8 @@ class AgentEnvironment(FittedEnvironment):
         self._broken_call_reward, self._same_path = broken_call_reward, same_path
         self._session, self._running = None, None
         self._has_ended = False
-        self._request: ChatRequest | None = None
-        self._number = -1
-        """That of the request under way."""
+        self._event, self._request = None, None
+        """The agent's last request, as it came and as it was read."""
         self._refusal = ""
         """The reason for which the agent's last request was refused, if it was."""
         self._traces: list[_Trace] = []
@@ -155,12 +154,12 @@ class AgentEnvironment(FittedEnvironment):
                     if not self._traces:
                         raise AgentError("the agent ended without a request")
                     return event
-                self._number = event.number
+                self._event = event
                 try:
                     request = ChatRequest.read(event.path, event.body, self._make_grammar)
                 except NotFollowed as refused:
                     self._refusal = str(refused)
-                    self._session.refuse(event.number, self._refusal, field=refused.field)
+                    self._session.refuse(event, self._refusal, field=refused.field)
                     continue
                 return self._placed(request)
         except AgentError as error:
@@ -175,29 +174,27 @@ class AgentEnvironment(FittedEnvironment):
         # Some formats mark a call with special tokens; without tools they are no part of a message.
         self.special_tokens = bool(request.tools)
         names = _tool_names(request)
-        additions = [appended(trace.history, request.messages) for trace in self._traces]
-        continued = [
-            i
-            for i, added in enumerate(additions)
-            if not isinstance(added, str) and self._traces[i].tools == request.tools
-        ]
+        compared_with: list[tuple[int, str]] = []
+        for trace in self._traces:
+            num_repeated, reason = compared(trace.history, request.messages)
+            if not reason and trace.tools != request.tools:
+                reason = "has other tools"
+            compared_with.append((num_repeated, reason))
+        continued = [i for i, (_, reason) in enumerate(compared_with) if not reason]
         if continued:
             self._current = max(continued, key=lambda i: (len(self._traces[i].history), i))
-            answers = [self._as_rendered(message, names) for message in additions[self._current]]
-            self._traces[self._current].history = request.messages
-            self._traces[self._current].broken = False
+            trace = self._traces[self._current]
+            num_repeated, _ = compared_with[self._current]
+            added = request.messages[num_repeated:]
+            trace.history, trace.broken = request.messages, False
+            answers = [self._as_rendered(message, names) for message in added]
             return Turn(messages=answers, trace=self._current)
-        lengths = [common(trace.history, request.messages) for trace in self._traces]
-        places = range(len(lengths))
-        parent = max(places, key=lambda i: (lengths[i], i == self._current), default=None)
-        reason = ""
-        if parent is not None:
-            reason = "has other tools"
-            if isinstance(additions[parent], str):
-                reason = additions[parent]
-            if lengths[parent] == 0:
-                reason = "began with other messages"
-            else:
+        parent, reason = None, ""
+        if self._traces:
+            places = range(len(self._traces))
+            parent = max(places, key=lambda i: (compared_with[i][0], i == self._current))
+            num_repeated, reason = compared_with[parent]
+            if num_repeated > 0:
                 self._traces[parent].broken = False
         context = [self._as_rendered(message, names) for message in request.messages]
         self._traces.append(_Trace(request.tools, request.messages))
@@ -225,12 +222,10 @@ class AgentEnvironment(FittedEnvironment):
 
     def _is_usable(self, call: ToolCall) -> bool:
         """Whether an agent can run the call: it was read, names a tool, and has arguments as the tool's schema asks."""
-        if call.error is not None:
+        named = [tool for tool in self._request.tools if tool["function"]["name"] == call.name]
+        if call.error is not None or not named:
             return False
-        for tool in self._request.tools:
-            if tool["function"]["name"] == call.name:
-                return self._suits(call.arguments, tool["function"].get("parameters"))
-        return False
+        return self._suits(call.arguments, named[0]["function"]["parameters"])
 
     def _suits(self, arguments: dict[str, Any], schema: Any) -> bool:
         """Whether the arguments suit the schema, or it cannot be told in a second: a pattern may take for ever."""
@@ -242,13 +237,10 @@ class AgentEnvironment(FittedEnvironment):
             return True
 
     def _reply(self, message: Message) -> None:
-        conversation = self._conversation
-        context, turn = len(conversation.trace.token_ids), len(conversation.last.token_ids)
-        if conversation.current == 0:
-            context += len(conversation.prompt.token_ids)
-        response = completion(self._turns, message, prompt=context - turn, sampled=turn)
+        read, sampled = len(self._conversation.context), len(self._conversation.last.token_ids)
+        response = completion(self._turns, message, prompt=read - sampled, sampled=sampled)
         content, media_type = body_of(self._request, response)
-        self._session.reply(self._number, content, media_type=media_type)
+        self._session.reply(self._event, content, media_type=media_type)
 
 
 def _tool_names(request: ChatRequest) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The HTTP server between agents and the policy. It listens on 127.0.0.1 only and passes on bytes: nothing is sampled here."""
 
 import asyncio
-import itertools
 import json
 import queue
 import secrets
@@ -9,7 +8,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -40,20 +39,12 @@ MOST_BYTES, MOST_OPEN = 16 * 2**20, 64
 """Limits of a request's body and of the requests of one agent that wait: more would fill the rank's memory."""
 
 
-class AgentRequest(NamedTuple):
-    """A request that the policy is to answer."""
+@dataclass(slots=True, eq=False)
+class AgentRequest:
+    """A request that the policy is to answer, and the connections that wait for it."""
 
     path: str
     body: bytes
-    number: int
-    """Names it in `Session.reply`."""
-
-
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A request without an answer, and the connections that wait for it."""
-
-    request: AgentRequest
     response: asyncio.Future[Response]
     waiting: list[Request]
 
@@ -74,8 +65,8 @@ class Session:
         self._arrived: list[AgentRequest | Outcome | Exception] = []
         """Events that have been taken from the queue together. Only the policy's thread uses it."""
         # Only the loop's thread uses these.
-        self._numbers = itertools.count()
-        self._open: dict[int, _Open] = {}
+        self._open: list[AgentRequest] = []
+        """Requests without an answer."""
         self._undelivered: dict[tuple[str, bytes], Response] = {}
         """Answers whose connections were gone when they came: a repeated request gets them."""
 
@@ -99,24 +90,23 @@ class Session:
                     self._arrived.append(self._events.get(timeout=TOGETHER_SECONDS))
                 except queue.Empty:
                     break
-            # The end of the agent comes after its requests.
-            self._arrived.sort(key=lambda each: (0, *each) if isinstance(each, tuple) else (1,))
+            self._arrived.sort(key=_order)
         event = self._arrived.pop(0)
         if isinstance(event, Exception):
             raise event
         return event
 
-    def reply(self, number: int, content: str, *, media_type: str) -> None:
+    def reply(self, request: AgentRequest, content: str, *, media_type: str) -> None:
         """Sends the answer to a request, if it still waits."""
-        self._send(number, Response(content, media_type=media_type))
+        self._send(request, Response(content, media_type=media_type))
 
-    def refuse(self, number: int, reason: str, *, field: str) -> None:
+    def refuse(self, request: AgentRequest, reason: str, *, field: str) -> None:
         """Refuses a request, which does not end the conversation."""
         facts = {"details": {"error_code": ERROR_CODES[field]}} if field in ERROR_CODES else {}
-        self._send(number, _refusal(400, reason, param=field, **facts))
+        self._send(request, _refusal(400, reason, param=field, **facts))
 
-    def _send(self, number: int, response: Response) -> None:
-        asyncio.run_coroutine_threadsafe(self._answer(number, response), self._gateway.loop)
+    def _send(self, request: AgentRequest, response: Response) -> None:
+        asyncio.run_coroutine_threadsafe(self._answer(request, response), self._gateway.loop)
 
     def end(self, outcome: Outcome | Exception) -> None:
         """Notes that the agent has ended, or failed."""
@@ -136,19 +126,18 @@ class Session:
         if pending is None:
             if len(self._open) >= MOST_OPEN:
                 raise HTTPException(429, f"more than {MOST_OPEN} requests at once")
-            agent_request = AgentRequest(path, body, next(self._numbers))
-            pending = _Open(agent_request, self._gateway.loop.create_future(), [])
-            self._open[agent_request.number] = pending
-            self._events.put(agent_request)
+            pending = AgentRequest(path, body, self._gateway.loop.create_future(), [])
+            self._open.append(pending)
+            self._events.put(pending)
         pending.waiting.append(request)
         await asyncio.wait([pending.response], timeout=QUIET_SECONDS)
         return pending.response.result() if pending.response.done() else _late(pending)
 
-    async def _joined(self, request: Request, path: str, body: bytes) -> _Open | None:
+    async def _joined(self, request: Request, path: str, body: bytes) -> AgentRequest | None:
         """The open request that this one repeats: its connections are gone, or the client says that it tries again."""
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-        for pending in list(self._open.values()):
-            same = pending.request[:2] == (path, body)
+        for pending in list(self._open):
+            same = (pending.path, pending.body) == (path, body)
             if same and (is_retry or await _all_gone(pending.waiting)):
                 return pending
         return None
@@ -162,20 +151,24 @@ class Session:
             raise HTTPException(400, str(error)) from None
         return JSONResponse({})
 
-    async def _answer(self, number: int, response: Response) -> None:
-        pending = self._open.get(number)
-        if pending is None:
-            return
+    async def _answer(self, pending: AgentRequest, response: Response) -> None:
         waiting = len(pending.waiting)
         all_gone = await _all_gone(pending.waiting)
-        del self._open[number]
+        if pending.response.done():
+            return
+        self._open.remove(pending)
         if all_gone and waiting == len(pending.waiting):  # none has joined meanwhile
-            self._undelivered[pending.request[:2]] = response
+            self._undelivered[pending.path, pending.body] = response
         pending.response.set_result(response)
 
     async def _refuse_all(self, reason: str) -> None:
-        for number in list(self._open):
-            await self._answer(number, _refusal(400, reason))
+        for pending in list(self._open):
+            await self._answer(pending, _refusal(400, reason))
+
+
+def _order(event: AgentRequest | Outcome | Exception) -> tuple[Any, ...]:
+    """Requests come in the order of their texts, and after them the end of the agent."""
+    return (0, event.path, event.body) if isinstance(event, AgentRequest) else (1,)
 
 
 async def _body(request: Request) -> bytes:
@@ -192,10 +185,10 @@ async def _all_gone(requests: list[Request]) -> bool:
     return all([await request.is_disconnected() for request in requests])
 
 
-def _late(pending: _Open) -> Response:
+def _late(pending: AgentRequest) -> Response:
     """A response that begins before its answer is there. Clients give up on a connection that is silent for long."""
     try:
-        streams = bool(json.loads(pending.request.body).get("stream"))
+        streams = bool(json.loads(pending.body).get("stream"))
     except (ValueError, AttributeError, RecursionError):
         streams = False
     silence = ": waiting\n\n" if streams else " "

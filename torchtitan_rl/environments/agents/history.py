@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 from torchtitan_rl.data.chat_messages import REASONING
@@ -13,8 +12,8 @@ UNREADABLE = "unreadable"
 """Key of a tool call of the policy that could not be read. Frameworks keep such a call in forms of their own."""
 
 
-def appended(history: Sequence[Message], messages: Sequence[Message]) -> Sequence[Message] | str:
-    """Returns the messages after `history`, or how the messages differ from it, in words.
+def compared(history: Sequence[Message], messages: Sequence[Message]) -> tuple[int, str]:
+    """Returns how many of the messages repeat `history`, and why the others do not continue it; "" if they do.
 
     White space at the ends of the policy's texts, the ids of calls and the form of their arguments do not count. An empty
     message of the policy may be missing, because frameworks drop it.
@@ -23,23 +22,19 @@ def appended(history: Sequence[Message], messages: Sequence[Message]) -> Sequenc
     for number, before in enumerate(history, 1):
         if place < len(messages) and same(before, messages[place]):
             place += 1
-        elif is_empty(before):
-            continue
-        elif place >= len(messages):
-            return f"left out the last {len(history) - number + 1} of {len(history)} messages"
-        else:
-            return f"changed message {number}: {_shown(before)} became {_shown(messages[place])}"
+        elif not is_empty(before):
+            reason = "began with other messages"
+            if place == len(messages):
+                reason = f"left out the last {len(history) - number + 1} of {len(history)} messages"
+            elif place > 0:
+                became = f"{_shown(before)} became {_shown(messages[place])}"
+                reason = f"changed message {number}: {became}"
+            return place, reason
     if place == len(messages):
-        return "appended no message"
+        return place, "appended no message"
     if any(message["role"] == "assistant" for message in messages[place:]):
-        return "appended a message of role assistant, which the policy did not say"
-    return messages[place:]
-
-
-def common(history: Sequence[Message], messages: Sequence[Message]) -> int:
-    """Returns the number of messages with which both begin."""
-    pairs = zip(history, messages, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: same(*pair), pairs))
+        return place, "appended a message of role assistant, which the policy did not say"
+    return place, ""
 
 
 def is_empty(message: Message) -> bool:
