@@ -33,18 +33,16 @@ def as_chat(request: Mapping[str, Any]) -> dict[str, Any]:
 def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The items as messages. Those of one turn of the policy, its thinking, a text and calls, become one message."""
     messages: list[dict[str, Any]] = []
-    in_turn = False  # whether the last message is one that the next item of the policy belongs to
     for item in items:
         kind, role = item.get("type", "message"), item.get("role")
         is_text = kind == "message" and role == "assistant"
         if kind == "reasoning":
             if thinking := _thinking(item):
                 messages.append(_empty_turn() | {"reasoning_content": thinking})
-                in_turn = True
         elif is_text or kind == "function_call":
+            in_turn = bool(messages) and messages[-1]["role"] == "assistant"
             if not in_turn or (is_text and messages[-1]["tool_calls"]):
                 messages.append(_empty_turn())
-            in_turn = True
             if is_text:
                 messages[-1]["content"] += text_of(item.get("content"), "input")
             else:
@@ -53,10 +51,8 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         elif kind == "function_call_output":
             result = text_of(item.get("output"), "input")
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": result})
-            in_turn = False
         elif kind == "message":
             messages.append({"role": role, "content": item.get("content")})
-            in_turn = False
         else:
             reason = f"the agent's request has an item of type {kind}"
             raise NotFollowed("input", f"{reason}; expected one of {_OF_POLICY}")
