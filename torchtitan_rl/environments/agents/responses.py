@@ -1,10 +1,11 @@
 """OpenAI's Responses API (`/v1/responses`) in terms of chat completions, as far as agents use it."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchtitan_rl.environments.agents.settings import NotFollowed, note_left_out, text_of
+from torchtitan_rl.environments.agents.settings import NotFollowed, log_once, text_of
 
 _OF_POLICY = ("message", "function_call", "reasoning")
 """Types of the items that one turn of the policy may consist of."""
@@ -25,7 +26,10 @@ def as_chat(request: Mapping[str, Any]) -> dict[str, Any]:
         chat["messages"].insert(0, {"role": "system", "content": request["instructions"]})
     tools = request.get("tools") or ()
     chat["tools"] = [_tool(tool) for tool in tools if tool["type"] == "function"]
-    note_left_out(*sorted({str(tool["type"]) for tool in tools} - {"function"}))
+    left_out = ", ".join(sorted({str(tool["type"]) for tool in tools} - {"function"}))
+    if left_out:
+        of_type = f"agents' tools of type {left_out}"
+        log_once(f"{of_type} are left out: only functions are followed", logging.WARNING)
     chat["response_format"] = (request.get("text") or {}).get("format")
     return chat
 

@@ -73,7 +73,9 @@ def check_settings(request: Mapping[str, Any], *, by_grammar: bool) -> None:
             continue
         if value not in (None, [], {}) and value not in followed:
             raise _not_followed(name, value, remedy)
-    _note(tuple(name for name in _SAMPLING if request.get(name) is not None))
+    names = [name for name in _SAMPLING if request.get(name) is not None]
+    if names:
+        log_once(f"agents asked for {', '.join(names)}: the run decides how to sample")
 
 
 def grammar_of(
@@ -131,15 +133,5 @@ def _not_followed(field: str, value: Any, reason: str) -> NotFollowed:
 
 
 @functools.cache
-def _note(names: tuple[str, ...]) -> None:
-    """Logs the fields, once for each combination of them."""
-    if names:
-        logger.info(f"agents asked for {', '.join(names)}: the run decides how to sample")
-
-
-@functools.cache
-def note_left_out(*kinds: str) -> None:
-    """Logs the types of tools that no policy here can call, once for each combination of them."""
-    if kinds:
-        of_types = f"agents' tools of type {', '.join(kinds)}"
-        logger.warning(f"{of_types} are left out: only functions are followed")
+def log_once(text: str, level: int = logging.INFO) -> None:
+    logger.log(level, text)

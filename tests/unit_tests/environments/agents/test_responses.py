@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit_tests.environments.agents.test_gateway import CALL, TOOL, USER, Policy, client, is_refused
 from torchtitan_rl.environments.agents.responses import as_chat
-from torchtitan_rl.environments.agents.settings import note_left_out
+from torchtitan_rl.environments.agents.settings import log_once
 
 FUNCTION = {"type": "function", "name": "multiply", "parameters": TOOL["function"]["parameters"], "strict": False}
 
@@ -72,7 +72,7 @@ def test_tools_that_are_no_functions_are_left_out_and_named_once_in_the_log(capl
         for question in "ab":
             await client(base_url, api_key).responses.create(model="x", input=question, tools=[*others, FUNCTION])
 
-    note_left_out.cache_clear()
+    log_once.cache_clear()
     with caplog.at_level(logging.WARNING), Policy(agent) as policy:
         assert [tool["function"]["name"] for tool in policy.opening.tools] == ["multiply"]
         assert not policy.say("12").done
