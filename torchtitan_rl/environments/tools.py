@@ -112,7 +112,7 @@ def _keeps_state(tool: Tool) -> bool:
 def run_call(
     tools: Mapping[str, Tool],
     call: ToolCall,
-    seconds: float | None = None,
+    seconds: float = math.inf,
     workers: WorkerPool | None = None,
 ) -> str:
     """Runs one call of the policy, in a worker if there are any, and returns its result as text.
@@ -127,14 +127,14 @@ def run_call(
     tool = tools[call.name]
     inspect.signature(tool).bind(**call.arguments)
     check_types(tool, call.arguments)
+    limit = seconds if math.isfinite(seconds) else 0
     if workers is None or _runs_in_process(tool):
-        return _run(tool, call.arguments, seconds)
-    limit = 0 if seconds in (None, math.inf) else seconds
+        return _run(tool, call.arguments, limit)
     return workers.call(0, _run, tool, call.arguments, seconds=limit)
 
 
-def _run(tool: Tool, arguments: Mapping[str, Any], seconds: float | None = None) -> str:
-    return result_text(resolve(tool(**arguments), seconds))
+def _run(tool: Tool, arguments: Mapping[str, Any], seconds: float = 0) -> str:
+    return result_text(resolve(tool(**arguments), seconds or None))
 
 
 def check_types(tool: Tool, arguments: Mapping[str, Any]) -> None:

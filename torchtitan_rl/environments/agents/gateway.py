@@ -124,6 +124,8 @@ class Session:
             return kept
         pending = await self._joined(request, path, body)
         if pending is None:
+            if self.key not in self._gateway.sessions:
+                raise HTTPException(401, "the conversation ended before the request was whole")
             if len(self._open) >= MOST_OPEN:
                 raise HTTPException(429, f"more than {MOST_OPEN} requests at once")
             pending = AgentRequest(path, body, self._gateway.loop.create_future(), [])

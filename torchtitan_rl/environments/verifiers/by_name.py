@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,10 +45,14 @@ class Verifiers(Task):
         """Rows that are read of a taskset without end."""
 
     def __init__(self, config: Config) -> None:
+        read = None
+        with suppress(ValueError):
+            read = json.loads(config.args)
+        is_object = isinstance(read, dict)
+        expect(is_object, "task.args", config.args, "a JSON object", "Correct it.")
         of_job = os.environ.get(WATCH_VARIABLE)  # else the process removes it at its end
         folder = Path(tempfile.mkdtemp(prefix="environment-", dir=of_job))
         self._socket, self._log = folder / "socket", folder / "log"
-        read = _read_arguments(config.args)
         arguments = json.dumps([str(self._socket), config.name, read, config.rows])
         python = from_caller(config.python) if "/" in config.python else config.python
         server = str(Path(__file__).with_name("server.py"))
@@ -61,6 +66,8 @@ class Verifiers(Task):
         there = "an environment that task.python loads with task.args"
         expect(bool(rows), "task.name", config.name, there, f"It printed: {self._tail()}")
         ours, theirs = json.loads(rows)
+        expected = "an environment with rows to train on"
+        expect(bool(ours), "task.name", config.name, expected, "It has none.")
         self._messages, numbers = ours + theirs, range(len(ours))
         self._held_out = range(len(ours), len(ours + theirs)) or numbers[7::8] or numbers[-1:]
         self._train = [row for row in numbers if row not in self._held_out] or numbers
@@ -110,12 +117,3 @@ class Verifiers(Task):
     def _tail(self) -> str:
         """Returns the last 1,000 bytes that the process has printed."""
         return self._log.read_bytes()[-1000:].decode(errors="replace").strip()
-
-
-def _read_arguments(text: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(text)
-    except ValueError:
-        arguments = None
-    expect(isinstance(arguments, dict), "task.args", text, "a JSON object", "Correct it.")
-    return arguments
