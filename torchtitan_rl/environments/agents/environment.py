@@ -14,8 +14,7 @@ from torchtitan_rl.environments.agents.protocol import (
     AgentFailed,
     ChatRequest,
     Outcome,
-    body_of,
-    completion,
+    answer_to,
     heard,
     policy_message,
 )
@@ -238,8 +237,8 @@ class AgentEnvironment(FittedEnvironment):
 
     def _reply(self, message: Message) -> None:
         read, sampled = len(self._conversation.context), len(self._conversation.last.token_ids)
-        response = completion(self._turns, message, prompt=read - sampled, sampled=sampled)
-        content, media_type = body_of(self._request, response)
+        counts = {"prompt": read - sampled, "sampled": sampled}
+        content, media_type = answer_to(self._request, self._turns, message, **counts)
         self._session.reply(self._event, content, media_type=media_type)
 
 

@@ -178,7 +178,7 @@ def policy_message(turn: int, spoken: str, calls: Sequence[ToolCall]) -> Message
     return {"role": "assistant", "content": before or None, "tool_calls": listed}
 
 
-def heard(message: Message, calls: Sequence[ToolCall] = ()) -> Message:
+def heard(message: Message, calls: Sequence[ToolCall]) -> Message:
     """Returns the policy's message as a later request repeats it. Calls that could not be read are marked."""
     read = _read_message(message)
     for listed, call in zip(read["tool_calls"], calls, strict=True):
@@ -187,22 +187,13 @@ def heard(message: Message, calls: Sequence[ToolCall] = ()) -> Message:
     return read
 
 
-def body_of(request: ChatRequest, completion: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the answer to a request, and its media type."""
-    if request.api is not None:
-        answer, events = request.api.from_completion(completion), request.api.streamed
-    else:
-        answer, events = completion, functools.partial(streamed, with_usage=request.stream_usage)
-    if request.stream:
-        return events(answer), "text/event-stream"
-    return json.dumps(answer), "application/json"
-
-
-def completion(turn: int, message: Message, *, prompt: int, sampled: int) -> dict[str, Any]:
-    """Returns the response to a request; `prompt` and `sampled` are numbers of tokens."""
+def answer_to(
+    request: ChatRequest, turn: int, message: Message, *, prompt: int, sampled: int
+) -> tuple[str, str]:
+    """Returns the body of the answer to a request, and its media type. `prompt` and `sampled` are numbers of tokens."""
     reason = "tool_calls" if "tool_calls" in message else "stop"
     usage = {"prompt_tokens": prompt, "completion_tokens": sampled}
-    return {
+    answer = {
         "id": f"chatcmpl-{turn}",
         "object": "chat.completion",
         "created": 0,
@@ -210,6 +201,12 @@ def completion(turn: int, message: Message, *, prompt: int, sampled: int) -> dic
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}],
         "usage": {**usage, "total_tokens": prompt + sampled},
     }
+    events = functools.partial(streamed, with_usage=request.stream_usage)
+    if request.api is not None:
+        answer, events = request.api.from_completion(answer), request.api.streamed
+    if request.stream:
+        return events(answer), "text/event-stream"
+    return json.dumps(answer), "application/json"
 
 
 def streamed(response: Mapping[str, Any], *, with_usage: bool) -> str:
