@@ -29,7 +29,8 @@ class ToolCall(NamedTuple):
 
 
 CallParser = Callable[[str, Collection[str]], list[ToolCall]]
-"""Returns the calls in a text, in order. The second argument is the names of the tools. May raise for a broken call."""
+"""Returns the calls in a text, in order. The second argument is the names of the tools; of an agent's tools a dict, by name.
+May raise for a broken call."""
 
 
 def without_thinking(text: str) -> str:

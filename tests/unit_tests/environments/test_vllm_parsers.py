@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from tests.parts.talk import chat_tokenizer
+from tests.unit_tests.environments.agents.test_gateway import USER, Policy, asks
 from torchtitan_rl.configs.toys.calculator import multiply
 from torchtitan_rl.data.tool_calls import ToolCall
 from torchtitan_rl.data.tool_schemas import tool_schemas
@@ -55,6 +56,16 @@ def test_parser_errors_on_policy_text_do_not_stop_the_run(name, special, text, c
     turn = ToolEnvironment([multiply], parser=parser(name, *special)).step({"role": "assistant", "content": text})
     assert turn.done or turn.messages
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize(("name", "text"), [("qwen3_coder", QWEN), ("glm45", GLM)])
+def test_arguments_of_an_agents_call_have_the_types_of_its_own_tools(name, text):
+    read, [tool] = call_parser(name, tokenizer(), []), tool_schemas([multiply])  # the task has no tools
+    with Policy(asks({"messages": [USER], "tools": [tool]}), parser=read) as policy:
+        assert policy.say(text).columns == {"tool_calls": 1, "tool_errors": 0}
+    assert read(text, {"multiply": tool}) == [ToolCall("multiply", {"a": 6, "b": 7})]
+    for schema in ({"function": {"name": "multiply", "description": 5}}, {"function": 5}):
+        assert read(text, {"multiply": schema}) == [ToolCall("multiply", {"a": "6", "b": "7"})]
 
 
 def test_parser_incompatible_with_the_tokenizer_is_refused_before_training():

@@ -110,7 +110,7 @@ class AgentEnvironment(FittedEnvironment):
         self._turns += 1
         trace = self._traces[self._current]
         spoken = self._spoken(message["content"])
-        calls = self._calls(spoken, self._request.tool_names) if trace.tools else []
+        calls = self._calls(spoken, self._request.tools_by_name) if trace.tools else []
         reply = policy_message(self._turns, spoken, calls)
         repeated = heard(reply, calls)
         trace.history.append(repeated)
@@ -221,10 +221,10 @@ class AgentEnvironment(FittedEnvironment):
 
     def _is_usable(self, call: ToolCall) -> bool:
         """Whether an agent can run the call: it was read, names a tool, and has arguments as the tool's schema asks."""
-        named = [tool for tool in self._request.tools if tool["function"]["name"] == call.name]
-        if call.error is not None or not named:
+        tool = self._request.tools_by_name.get(call.name)
+        if call.error is not None or tool is None:
             return False
-        return self._suits(call.arguments, named[0]["function"]["parameters"])
+        return self._suits(call.arguments, tool["function"]["parameters"])
 
     def _suits(self, arguments: dict[str, Any], schema: Any) -> bool:
         """Whether the arguments suit the schema, or it cannot be told in a second: a pattern may take for ever."""
@@ -245,10 +245,10 @@ class AgentEnvironment(FittedEnvironment):
 def _tool_names(request: ChatRequest) -> dict[str, str]:
     """{id of a tool call in the request's messages: its tool, or "unknown"}"""
     names: dict[str, str] = {}
+    known = list(request.tools_by_name)  # an agent may write a name that has no hash
     for message in request.messages:
         for call in message.get("tool_calls", ()):
-            is_known = call["name"] in request.tool_names
-            names[str(call["id"])] = call["name"] if is_known else "unknown"
+            names[str(call["id"])] = call["name"] if call["name"] in known else "unknown"
     return names
 
 

@@ -75,7 +75,7 @@ class ChatRequest:
 
     messages: list[Message]
     tools: list[dict[str, Any]]
-    tool_names: list[str]
+    tools_by_name: dict[str, dict[str, Any]]
     stream: bool
     stream_usage: bool
     columns: dict[str, Any]
@@ -105,13 +105,15 @@ class ChatRequest:
             if not request["messages"]:
                 raise ValueError("it has no messages")
             tools = request.get("tools") or []
-            names = [_tool_name(tool) for tool in tools]
-            for tool in tools:  # one without parameters takes none; chat templates read them
+            by_name: dict[str, dict[str, Any]] = {}
+            for tool in tools:
+                by_name.setdefault(_tool_name(tool), tool)
+                # One without parameters takes none; chat templates read them.
                 tool["function"].setdefault("parameters", {"type": "object", "properties": {}})
             return cls(
                 messages=[_read_message(message) for message in request["messages"]],
                 tools=tools,
-                tool_names=names,
+                tools_by_name=by_name,
                 stream=bool(request.get("stream")),
                 stream_usage=bool((request.get("stream_options") or {}).get("include_usage")),
                 columns=dict(request.get("columns") or {}),
