@@ -61,22 +61,17 @@ def same(before: Message, now: Message) -> bool:
 def _same_call(before: dict[str, Any], now: dict[str, Any]) -> bool:
     if before.get(UNREADABLE):
         return True
-    return before["name"] == now["name"] and _same_value(before["arguments"], now["arguments"])
+    return _as_text(before) == _as_text(now)
 
 
-def _same_value(before: Any, now: Any) -> bool:
-    """Whether two JSON values are equal. Large integers need only be equal as floats, as JavaScript keeps them."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        same_keys = before.keys() == now.keys()
-        return same_keys and all(_same_value(before[key], now[key]) for key in before)
-    if isinstance(before, list) and isinstance(now, list):
-        return len(before) == len(now) and all(map(_same_value, before, now))
-    if type(before) in (int, float) and type(now) in (int, float):
-        try:
-            return before == now or float(before) == float(now)
-        except OverflowError:
-            return False
-    return type(before) is type(now) and before == now
+def _as_text(call: dict[str, Any]) -> str:
+    """The name and the arguments of a call. Numbers are floats, as JavaScript keeps large integers."""
+    text = json.dumps([call["name"], call["arguments"]])
+    return json.dumps(json.loads(text, parse_int=_number, parse_float=_number), sort_keys=True)
+
+
+def _number(text: str) -> float:
+    return float(text) + 0.0  # for JavaScript -0.0 is 0
 
 
 def _shown(message: Message) -> str:

@@ -330,6 +330,33 @@ def test_equivalent_forms_of_the_same_history_are_accepted():
         assert policy.say(f"Well. {CALL}").messages == [{"role": "tool", "name": "multiply", "content": "12"}]
 
 
+DEEP = '{"a":' * 600 + "1" + "}" * 600
+
+
+@pytest.mark.parametrize(
+    ("said", "repeated", "trace"),
+    [
+        ('{"a": 12345678901234567890}', '{"a": 12345678901234567000}', 0),  # as JavaScript writes it
+        ('{"a": -0.0, "b": 1}', '{"b": 1.0, "a": 0}', 0),
+        ('{"a": NaN}', '{"a": NaN}', 0),
+        pytest.param(DEEP, DEEP, 0, id="deep"),
+        ('{"a": 1}', '{"a": true}', None),
+        ('{"a": 1}', '{"a": "1"}', None),
+        ('{"a": [1]}', '{"a": [1, 1]}', None),
+    ],
+)
+def test_arguments_that_are_equal_for_some_client_continue_their_trace(said, repeated, trace):
+    def again(message):
+        [call] = message["tool_calls"]
+        call["function"]["arguments"] = repeated
+        tool = {"role": "tool", "tool_call_id": call["id"], "content": "12"}
+        return {"messages": [USER, message, tool], "tools": [TOOL]}
+
+    with Policy(asks({"messages": [USER], "tools": [TOOL]}, again)) as policy:
+        turn = policy.say(f'<tool_call>{{"name": "multiply", "arguments": {said}}}</tool_call>')
+        assert turn.trace == trace
+
+
 @pytest.mark.parametrize("given", [0.5, {"reward": 0.5, "columns": {"tests": 3}}])
 def test_coroutine_agent_returns_its_reward(given):
     async def agent(task, **address):
