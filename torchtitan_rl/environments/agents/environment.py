@@ -1,14 +1,12 @@
 """`AgentEnvironment`: an agent that speaks to the policy over HTTP is the environment of a rollout."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchtitan_rl.data.chat_messages import REASONING
 from torchtitan_rl.data.tool_calls import CallParser, ToolCall, suits
 from torchtitan_rl.data.turns import Message, Turn
-from torchtitan_rl.environments.agents.history import compared
+from torchtitan_rl.environments.agents.history import compared, message_key
 from torchtitan_rl.environments.agents.protocol import (
     AgentError,
     AgentFailed,
@@ -114,7 +112,7 @@ class AgentEnvironment(FittedEnvironment):
         reply = policy_message(self._turns, spoken, calls)
         repeated = heard(reply, calls)
         trace.history.append(repeated)
-        self._texts[_key(repeated)] = spoken
+        self._texts[message_key(repeated)] = spoken
         self._reply(reply)
         wrong = sum(not self._is_usable(call) for call in calls)
         trace.broken = wrong > 0 or not spoken.strip()
@@ -211,7 +209,7 @@ class AgentEnvironment(FittedEnvironment):
             return {"role": "tool", "name": name, "content": message["content"]}
         if message["role"] != "assistant":
             return message
-        if (text := self._texts.get(_key(message))) is not None:
+        if (text := self._texts.get(message_key(message))) is not None:
             return {"role": "assistant", "content": text}
         shown = {field: value for field, value in message.items() if field != "tool_calls"}
         if calls := message["tool_calls"]:
@@ -250,10 +248,3 @@ def _tool_names(request: ChatRequest) -> dict[str, str]:
         for call in message.get("tool_calls", ()):
             names[str(call["id"])] = call["name"] if call["name"] in known else "unknown"
     return names
-
-
-def _key(message: Message) -> str:
-    """A message of the policy without its calls' ids, as text."""
-    calls = [(call["name"], call["arguments"]) for call in message["tool_calls"]]
-    thinking = [message.get(field) for field in REASONING]
-    return json.dumps([message["content"].strip(), thinking, calls], sort_keys=True)

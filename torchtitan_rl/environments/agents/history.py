@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from torchtitan_rl.data.chat_messages import REASONING
 from torchtitan_rl.data.turns import Message
@@ -49,24 +48,18 @@ def same(before: Message, now: Message) -> bool:
         return False
     if before["role"] != "assistant":
         return before["content"] == now["content"]
-    calls = list(zip(before["tool_calls"], now["tool_calls"], strict=False))
-    return (
-        before["content"].strip() == now["content"].strip()
-        and all(before.get(field) == now.get(field) for field in REASONING)
-        and len(before["tool_calls"]) == len(now["tool_calls"])
-        and all(_same_call(one, other) for one, other in calls)
-    )
+    calls = list(now["tool_calls"])
+    for i, call in enumerate(before["tool_calls"][: len(calls)]):
+        if call.get(UNREADABLE):
+            calls[i] = call
+    return message_key(before) == message_key({**now, "tool_calls": calls})
 
 
-def _same_call(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    if before.get(UNREADABLE):
-        return True
-    return _as_text(before) == _as_text(now)
-
-
-def _as_text(call: dict[str, Any]) -> str:
-    """The name and the arguments of a call. Numbers are floats, as JavaScript keeps large integers."""
-    text = json.dumps([call["name"], call["arguments"]])
+def message_key(message: Message) -> str:
+    """Returns what counts of a message of the policy, as text. Numbers are floats, as JavaScript keeps large integers."""
+    calls = [(call["name"], call["arguments"]) for call in message["tool_calls"]]
+    thinking = [message.get(field) for field in REASONING]
+    text = json.dumps([message["content"].strip(), thinking, calls])
     return json.dumps(json.loads(text, parse_int=_number, parse_float=_number), sort_keys=True)
 
 
