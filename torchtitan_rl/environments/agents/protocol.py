@@ -109,7 +109,8 @@ class ChatRequest:
             for tool in tools:
                 by_name.setdefault(_tool_name(tool), tool)
                 # One without parameters takes none; chat templates read them.
-                tool["function"].setdefault("parameters", {"type": "object", "properties": {}})
+                if tool["function"].get("parameters") is None:
+                    tool["function"]["parameters"] = {"type": "object", "properties": {}}
             return cls(
                 messages=[_read_message(message) for message in request["messages"]],
                 tools=tools,

@@ -36,9 +36,6 @@ _FORMS = ("response_format", "structured_outputs", "guided_json", "guided_choice
 _WAYS = {"json", "json_object", "choice", "regex", "grammar", "structural_tag"}
 """What a turn may be asked to be in vLLM's structured_outputs."""
 
-_BY_GRAMMAR = (*_FORMS, "tool_choice")
-"""What `grammar_of` follows, where the engine records the tokens that it kept."""
-
 _SAMPLING = (
     "temperature", "top_p", "top_k", "stop", "stop_sequences", "max_tokens", "max_completion_tokens",
     "max_output_tokens", "seed", "frequency_penalty", "presence_penalty", "logit_bias",
@@ -69,8 +66,8 @@ def check_settings(request: Mapping[str, Any], *, by_grammar: bool) -> None:
     """Raises NotFollowed for a field that cannot be followed. Fields of sampling are named once in the log."""
     for name, (followed, remedy) in _FOLLOWED.items():
         value = request.get(name)
-        if by_grammar and name in _BY_GRAMMAR:
-            continue
+        if by_grammar and name in (*_FORMS, "tool_choice"):
+            continue  # `grammar_of` follows it
         if value not in (None, [], {}) and value not in followed:
             raise _not_followed(name, value, remedy)
     names = [name for name in _SAMPLING if request.get(name) is not None]

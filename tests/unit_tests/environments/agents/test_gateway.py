@@ -468,7 +468,8 @@ def test_the_gateway_listens_on_the_loopback_address_only():
     assert [one for one in listening if int(one.split(":")[1], 16) == port] == [f"0100007F:{port:04X}"]
 
 
-def test_a_tool_without_parameters_takes_none():
-    tool = {"type": "function", "function": {"name": "stop"}}
+@pytest.mark.parametrize("parameters", [{}, {"parameters": None}])
+def test_a_tool_without_parameters_takes_none(parameters):
+    tool = {"type": "function", "function": {"name": "stop", **parameters}}
     [read] = ChatRequest.read("", json.dumps({"messages": [USER], "tools": [tool]}).encode(), None).tools
     assert read["function"]["parameters"] == {"type": "object", "properties": {}}
