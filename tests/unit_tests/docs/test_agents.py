@@ -186,6 +186,29 @@ def test_environment_that_cannot_be_loaded_is_refused_with_the_reason(tmp_path, 
     assert [folder.name[:12] for folder in tmp_path.iterdir()] == ["environment-"]  # the launcher removes it
 
 
+ONLY_FOR_EVALUATION = """
+class Environment:
+    def build_dataset(self):
+        return None
+
+    def build_eval_dataset(self):
+        return [{"prompt": "sun"}]
+
+def load_environment(name):
+    return Environment()
+"""
+
+
+def test_environment_without_rows_to_train_on_is_refused_by_name(tmp_path, monkeypatch):
+    (tmp_path / "verifiers.py").write_text(ONLY_FOR_EVALUATION)  # in place of verifiers 0.1
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(WATCH_VARIABLE, str(tmp_path))
+    config = load_config("verifiers")
+    config.task.name = "moons"
+    with pytest.raises(UserError, match="task.name = 'moons': expected an environment with rows to train on"):
+        config.task.build().train_example(0, seed=0)
+
+
 @pytest.mark.parametrize("text", ["{bad", "[1]"])
 def test_arguments_of_an_environment_that_are_no_object_are_named(text):
     config = load_config("verifiers")

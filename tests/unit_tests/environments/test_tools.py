@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import time
 from typing import Literal
 
@@ -131,6 +132,14 @@ def test_failing_exiting_or_hanging_tool_gives_an_error_answer():
     assert told[0] == "error: KeyError: 'lost'"
     assert told[1] == "error: SystemExit: 0"
     assert told[2] == told[3] == "error: TimeoutError: took longer than 0.1 s"
+
+
+def test_coroutine_function_without_a_time_limit_is_a_tool():
+    async def waits():
+        await asyncio.sleep(0.01)
+        return 42
+
+    assert answers(hermes("waits"), waits, seconds=math.inf) == ["42"]
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])

@@ -421,6 +421,21 @@ def test_concurrent_requests_are_answered_one_after_another_in_their_order():
     assert {seen.get(timeout=30) for _ in range(3)} == {(1, "one"), (2, "two"), (3, "three")}
 
 
+def test_all_requests_are_answered_when_a_conversation_ends_right_after_an_answer():
+    session, statuses = gateway().open_session(), queue.SimpleQueue()
+
+    def ask(number):
+        url, headers = f"{session.base_url}/chat/completions", {"api-key": session.key}
+        statuses.put(httpx.post(url, json=question(number), headers=headers, timeout=10).status_code)
+
+    for number in range(3):
+        threading.Thread(target=ask, args=(number,)).start()
+    first, *_ = [session.next_event(10) for _ in range(3)]
+    session.reply(first, "{}", media_type="application/json")
+    session.close("done")
+    assert sorted(statuses.get(timeout=20) for _ in range(3)) == [200, 400, 400]
+
+
 def test_a_request_that_is_sent_again_joins_the_first():
     asks_again = threading.Event()
 

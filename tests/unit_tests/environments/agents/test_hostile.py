@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import socket
+import time
 from collections import Counter
 
 import httpx
@@ -154,3 +155,15 @@ def test_a_client_that_sends_a_byte_a_second_or_goes_away_keeps_nobody_waiting()
     session.close("done")
     for line in slow:
         line.close()
+
+
+def test_a_request_that_is_whole_only_after_the_end_is_refused():
+    session = gateway().open_session()
+    port = int(session.base_url.split(":")[2].removesuffix("/v1"))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAPI-Key: {session.key}\r\nContent-Length: 2\r\n\r\n{{"
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+        line.sendall(head.encode())
+        time.sleep(0.5)  # the gateway has found its conversation
+        session.close("done")
+        line.sendall(b"}")
+        assert line.recv(4096).split()[1] == b"401"
