@@ -3,13 +3,15 @@
 import asyncio
 import json
 import math
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Literal
 
 import numpy as np
 import pytest
 
-from torchtitan_rl.data.tool_calls import ToolCall, parse_calls
+from torchtitan_rl.data.tool_calls import ToolCall, parse_calls, suits
 from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.environments.tools import ToolEnvironment, in_process
 from torchtitan_rl.errors import UserError
@@ -92,6 +94,29 @@ def test_invalid_tool_call_is_reported_to_the_policy_and_counted(text, told):
     assert turn.messages[0]["content"].startswith("error: ")
     assert turn.columns == {"tool_calls": 1, "tool_errors": 1}
     assert not turn.done
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"$ref": "#/$defs/gone"}, {"multipleOf": 0.01}, {"pattern": r"^\p{L}"}, {"type": "colour"}, {"$id": 5}],
+)
+def test_no_call_is_wrong_by_a_schema_that_cannot_be_followed(schema):
+    for value in (10**400, "a"):
+        assert suits({"a": value}, {"type": "object", "properties": {"a": schema}})
+
+
+def test_schema_at_an_address_is_not_loaded():
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"type": "string"}')
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/a.json"
+        assert suits({"a": 1}, {"properties": {"a": {"$ref": address}}})
+        server.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """`AgentEnvironment`: an agent that speaks to the policy over HTTP is the environment of a rollout."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchtitan_rl.data.tool_calls import CallParser, ToolCall, suits
@@ -33,7 +33,7 @@ class _Trace:
     """What the agent knows of one trace."""
 
     tools: list[dict[str, Any]]
-    history: list[Message] = field(default_factory=list)
+    history: list[Message]
     broken: bool = False
     """Whether the agent cannot use the policy's last turn in it, and has not gone on from there."""
 
