@@ -2,9 +2,10 @@
 
 import asyncio
 import inspect
+import math
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any
@@ -18,10 +19,9 @@ def call_side_by_side(
     A call that has not returned after `seconds`, counted from the beginning of all, has a TimeoutError. Its thread cannot
     be stopped. It is a daemon thread, so it does not delay the end of the run.
     """
-    workers = [Worker() for _ in calls[:most]]
-    futures = [workers[n % most].call(call) for n, call in enumerate(calls)]
-    for worker in workers:
-        worker.close()
+    worker = Worker(min(most, len(calls)))
+    futures = [worker.call(call) for call in calls]
+    worker.close()
     wait(futures, min(seconds, threading.TIMEOUT_MAX))
     unbegun = f"not begun within {seconds:g} s, the time of all calls of one message"
     results: list[Any | BaseException] = []
@@ -37,15 +37,15 @@ def call_side_by_side(
 
 
 def _run(future: Future[Any], call: Callable[[], Any]) -> None:
-    """Runs the call, unless its future is cancelled. SystemExit is caught too: a thread would swallow it silently."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        value = call()
-    except BaseException as error:
-        future.set_exception(error)
-    else:
-        future.set_result(value)
+    """Runs the call, unless its future is cancelled. The watchdog knows such a thread by this function.
+
+    SystemExit is caught too: a thread would swallow it silently.
+    """
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
 
 
 _loop: asyncio.AbstractEventLoop | None = None
@@ -77,36 +77,34 @@ def resolve(value: Any, seconds: float | None = None) -> Any:
     """
     if not inspect.isawaitable(value):
         return value
-    future = asyncio.run_coroutine_threadsafe(_awaited(value), event_loop())
+    future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(value, None), event_loop())
     try:
-        return future.result(seconds)
+        return future.result(None if seconds == math.inf else seconds)
     except TimeoutError:
         if not future.cancel():
             raise
         raise TimeoutError(f"took longer than {seconds:g} s") from None
 
 
-async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
-
-
 class Worker:
-    """A thread that runs calls one after another."""
+    """Threads that run calls in their order, each thread one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 1) -> None:
         self._calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
-        threading.Thread(target=self._work, daemon=True).start()
+        for _ in range(threads):
+            threading.Thread(target=self._work, daemon=True).start()
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
-        """Returns the future of a call after those before it."""
+        """Returns the future of a call, which begins after those before it."""
         future = Future[Any]()
         self._calls.put((future, function))
         return future
 
     def close(self) -> None:
-        """Ends the thread after the queued calls."""
+        """Ends the threads after the queued calls."""
         self._calls.put(None)
 
     def _work(self) -> None:
         while (queued := self._calls.get()) is not None:
             _run(*queued)
+        self._calls.put(None)  # for the other threads

@@ -159,7 +159,19 @@ def test_failing_exiting_or_hanging_tool_gives_an_error_answer():
     assert told[2] == told[3] == "error: TimeoutError: took longer than 0.1 s"
 
 
-def test_coroutine_function_without_a_time_limit_is_a_tool():
+def test_calls_wait_for_any_free_place_and_not_for_the_one_of_a_call_that_hangs():
+    def hangs():
+        time.sleep(60)
+
+    def quick(n: int):
+        return n
+
+    text = hermes("hangs") + "".join(hermes("quick", n=n) for n in range(4))
+    told = answers(text, hangs, quick, seconds=1.0, side_by_side=2)
+    assert told == ["error: TimeoutError: took longer than 1 s", "0", "1", "2", "3"]
+
+
+def test_coroutine_without_a_time_limit_is_waited_for():
     async def waits():
         await asyncio.sleep(0.01)
         return 42
