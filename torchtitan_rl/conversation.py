@@ -38,8 +38,8 @@ class Sampled(NamedTuple):
 class Answer(NamedTuple):
     """An environment's answer to one turn or its first messages, identical on every rank of the engine."""
 
-    conversation_idx: int
-    """Index of its conversation in the call."""
+    conversation_idx: int = -1
+    """Index of its conversation in the call, set by the pool."""
     turn: TurnRecord | None = None
     """The answered turn, with its reward if it has one; None for the reset."""
     token_ids: Sequence[int] = ()
@@ -87,10 +87,9 @@ class TraceTokens:
         A later turn may compute an earlier token again, with newer weights. What counts is how a token was read when
         its successor was sampled.
         """
-        before = records[:0] if self.records is None else self.records
-        newer = records[len(before) :]
-        together = np.concatenate([before, newer])
-        self.records = filled(together, positions)
+        if self.records is not None:
+            records = np.concatenate([self.records, records[len(self.records) :]])
+        self.records = filled(records, positions)
 
     @property
     def context_key(self) -> int:

@@ -66,12 +66,12 @@ class EnvironmentSession:
         """That of each trace."""
         self._limits = limits
 
-    def open(self, index: int) -> Answer:
+    def open(self) -> Answer:
         """Makes and resets the environment. Returns the prompt with the environment's first messages appended."""
         prompt = self.conversation.prompt
         self._environment = self._make()
         if self._environment is None:
-            return Answer(index)
+            return Answer()
         self._kind = f"environment {type(self._environment).__name__}"
         self.prompts_may_differ = self._environment.prompts_may_differ
         opening = resolve(self._environment.reset())
@@ -90,10 +90,10 @@ class EnvironmentSession:
             prompt = replace(prompt, messages=messages, tools=tools, text=text, token_ids=token_ids)
         if room <= 0:
             self.close("max_tokens")
-            return Answer(index, prompt=prompt, end="max_tokens")
-        return Answer(index, prompt=prompt, grammar=self._environment.grammar)
+            return Answer(prompt=prompt, end="max_tokens")
+        return Answer(prompt=prompt, grammar=self._environment.grammar)
 
-    def step(self, index: int) -> Answer:
+    def step(self) -> Answer:
         """Passes the policy's last turn to the environment and returns its answer; closes it at the last turn."""
         began = time.monotonic()
         cut = self.conversation.last.finish_reason == "length"
@@ -107,7 +107,7 @@ class EnvironmentSession:
             columns=turn.columns,
             environment_seconds=time.monotonic() - began,
         )
-        return Answer(index, record, **follows)
+        return Answer(turn=record, **follows)
 
     def close(self, reason: FinishReason) -> float | None:
         """Closes the environment, unless it is closed, and returns its final reward."""
@@ -146,34 +146,32 @@ class EnvironmentSession:
         if time.monotonic() > self.ends_at:
             return {"end": "time"}
         if isinstance(turn.messages, Context):
-            return self._new_trace(turn.messages)
-        trace = conversation.current if turn.trace is None else turn.trace
-        if not 0 <= trace < len(self._templates):
-            expected = f"one of the {len(self._templates)} so far"
-            raise ValueError(f"step returned the trace {trace}; expected {expected}")
-        last_token = conversation.traces[trace].token_ids[-1]
-        token_ids = self._templates[trace].answer(turn.messages, last_token)
-        if conversation.room(len(token_ids), trace=trace) <= 0:
+            if len(self._templates) >= self._limits.max_traces:
+                return {"end": "max_traces"}
+            follows = self._new_trace(turn.messages)
+        else:
+            trace = conversation.current if turn.trace is None else turn.trace
+            if not 0 <= trace < len(self._templates):
+                expected = f"one of the {len(self._templates)} so far"
+                raise ValueError(f"step returned the trace {trace}; expected {expected}")
+            last_token = conversation.traces[trace].token_ids[-1]
+            token_ids = self._templates[trace].answer(turn.messages, last_token)
+            follows = {"token_ids": token_ids, "trace": trace}
+        if conversation.room(len(follows["token_ids"]), trace=follows["trace"]) <= 0:
             return {"end": "max_tokens"}
-        return {"token_ids": token_ids, "trace": trace, "grammar": self._environment.grammar}
+        return {**follows, "grammar": self._environment.grammar}
 
     def _new_trace(self, context: Context) -> dict[str, Any]:
-        """Fields of the `Answer` that opens a trace, or why the conversation is over."""
-        number = len(self._templates)
-        if number >= self._limits.max_traces:
-            return {"end": "max_traces"}
+        """Fields of the `Answer` that opens a trace."""
         parent = self.conversation.current if context.parent is None else context.parent
         template = self._templates[parent]
         if context.tools is not None:
             template = template.with_tools(context.tools)
-        _, token_ids = template.prompt([], context)
-        if self.conversation.room(len(token_ids), trace=number) <= 0:
-            return {"end": "max_tokens"}
         self._templates.append(template)
+        _, token_ids = template.prompt([], context)
         size, messages = len(token_ids), tuple(context)
         origin = Trace(context_tokens=size, parent=parent, reason=context.reason, messages=messages)
-        grammar = self._environment.grammar
-        return {"token_ids": token_ids, "trace": number, "origin": origin, "grammar": grammar}
+        return {"token_ids": token_ids, "trace": len(self._templates) - 1, "origin": origin}
 
 
 class _Overdue(Exception):
@@ -287,10 +285,10 @@ class EnvironmentPool:
             self._sessions[index] = session
             self._call(index, session.open)
 
-    def _call(self, index: int, method: Callable[[int], Answer]) -> None:
+    def _call(self, index: int, method: Callable[[], Answer]) -> None:
         session = self._sessions[index]
         deadline = min(time.monotonic() + self._call_seconds, session.ends_at)
-        future = session.worker.call(partial(method, index))
+        future = session.worker.call(method)
         self._calls[index] = _Call(future, deadline, is_close=False)
 
     def _ended(self, *, blocks: bool) -> list[tuple[int, _Call]]:
