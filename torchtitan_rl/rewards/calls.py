@@ -57,32 +57,19 @@ def results_of(calls: Sequence[RewardCall]) -> list[ScorerResult]:
     """Wait for every call. Functions that run in this process, and are not async, run one by one."""
     limits = [call.scorer.time_limit_seconds for call in calls if call.scorer.is_async]
     last = time.monotonic() + max(limits) + _CANCEL_SECONDS if limits and all(limits) else None
-    results = []
-    for call in calls:
-        if call.future is None:
-            result = call.scorer.run(call.groups, call.state)
-        elif call.scorer.is_async:
-            result = _from_loop(call, last)
-        else:
-            result = _from_worker(call)
-        results.append(result)
-    return results
+    return [_result(call, last) for call in calls]
 
 
-def _from_loop(call: RewardCall, last: float | None) -> ScorerResult:
-    """The result of an async call, which has ended by the time `last` unless a coroutine blocks the loop; None: waits for ever."""
+def _result(call: RewardCall, last: float | None) -> ScorerResult:
+    """The call's result. An async one has ended by the time `last` unless a coroutine blocks the loop; None: waits for ever."""
+    scorer, size = call.scorer, len(flat(call.groups))
+    if call.future is None:
+        return scorer.run(call.groups, call.state)
+    left = max(0.0, last - time.monotonic()) if scorer.is_async and last is not None else None
     try:
-        return call.future.result(None if last is None else max(0.0, last - time.monotonic()))
+        return call.future.result(left)
     except TimeoutError:
-        return call.scorer.timed_out(len(flat(call.groups)), " and cannot be cancelled")
-
-
-def _from_worker(call: RewardCall) -> ScorerResult:
-    size = len(flat(call.groups))
-    try:
-        return call.future.result()
-    except TimeoutError:
-        return call.scorer.timed_out(size)
+        return scorer.timed_out(size, " and cannot be cancelled" if scorer.is_async else "")
     except Exception as error:  # the worker has ended, or something cannot be pickled
         cause = "killed" if isinstance(error, WorkerKilled) else "function"
         return ScorerResult.failed(size, f"{type(error).__name__}: {error}", cause=cause)

@@ -25,20 +25,18 @@ def find_scorers(
     Raises UserError for reward functions that cannot be found or called, and for impossible settings.
     """
     extra = [_reward(config, *load_reward(reference)) for reference in config.rewards]
+    settings = {"on_failure": config.on_failure, "time_limit_seconds": config.time_limit_seconds}
     members = task.members()
-    # Held-out tables share a task.
-    rewards_of = {member: _rewards(config, member, extra, required) for member in members.values()}
-    rewards = [reward for of_task in rewards_of.values() for reward in of_task]
+    scorers_of: dict[Task, list[Scorer]] = {}
+    for member in members.values():  # held-out tables share a task
+        judgement = Judgement(task=member, **settings)
+        scorers_of[member] = [*_rewards(config, member, extra, required), judgement]
+    rewards = [reward for *of_task, _ in scorers_of.values() for reward in of_task]
     _check(config, list(dict.fromkeys(reward.name for reward in rewards)))
     counts = only_watched or not rewards or any(reward.weight for reward in rewards)
     expected = "a weight other than 0, as there would be no reward"
     expect(counts, "grader.weights", config.weights, expected, "Set one.")
-    settings = {"on_failure": config.on_failure, "time_limit_seconds": config.time_limit_seconds}
-    of_member = {
-        member: [*of_task, Judgement(task=member, **settings)]
-        for member, of_task in rewards_of.items()
-    }
-    return {name: of_member[member] for name, member in members.items()}
+    return {name: scorers_of[member] for name, member in members.items()}
 
 
 def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:

@@ -50,7 +50,8 @@ class CallReports:
         """Warn of a call's failure. Raises RewardError if its policy is "raise"."""
         scorer, name = call.scorer, call.scorer.name
         if result.log.error:
-            self._warn_once(f"log of {name}", f"{result.log.error} This logging is dropped.")
+            called = f"Reward function {name!r} called {result.log.error}."
+            self._warn_once(f"log of {name}", f"{called} This logging is dropped.")
         if not result.errors:
             return
         index, message = next(iter(result.errors.items()))

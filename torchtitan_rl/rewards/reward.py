@@ -51,7 +51,7 @@ class Reward(Scorer):
 
     async def run_async(self, groups: Groups, state: TrainerState | None) -> ScorerResult:
         """Like `run`, for an async function, which is cancelled after `time_limit_seconds`."""
-        log, began = RewardLog(self.name, len(flat(groups))), time.perf_counter()
+        log, began = RewardLog(len(flat(groups))), time.perf_counter()
         limit = asyncio.timeout(self.time_limit_seconds or None)
         try:
             async with limit:
@@ -69,21 +69,18 @@ class Reward(Scorer):
         self, groups: Groups, state: TrainerState | None, log: RewardLog
     ) -> dict[str, Any]:
         """Returns the keywords that the function names, or all of them if it takes **kwargs. Values are fresh copies."""
+        named, takes_all = self._parameters()
+        columns = (name for group in groups for name in group.prompt.columns)
+        lists = {name: partial(_copies, name) for name in columns} | _LISTS
         values = {
             "trainer_state": state or TrainerState(),
             "log_extra": log.log_extra,
             "log_metric": log.log_metric,
         }
-        columns = [name for group in groups for name in group.prompt.columns]
-        of_rows = {name: partial(_copies, name) for name in columns}
-        lists = of_rows | _LISTS
-        named, takes_all = self._parameters()
-        made = {
-            name: [v for g in groups for v in make(g)]
-            for name, make in lists.items()
-            if takes_all or name in named
-        }
-        return made | {name: value for name, value in values.items() if takes_all or name in named}
+        for name, make in lists.items():
+            if takes_all or name in named:
+                values.setdefault(name, [value for group in groups for value in make(group)])
+        return {name: value for name, value in values.items() if takes_all or name in named}
 
     def missing(self, keywords: Collection[str]) -> list[str]:
         """Returns the required keywords that are not among `keywords`."""

@@ -15,7 +15,7 @@ class RewardLog(Listener):
     It never raises, because logging must not decide about training: a wrong value is dropped.
     """
 
-    def __init__(self, function: str = "", size: int = 0) -> None:
+    def __init__(self, size: int = 0) -> None:
         self.extras: dict[str, list[Any]] = {}
         """{column: one value for each completion}"""
         self.metrics: list[tuple[str, float]] = []
@@ -23,9 +23,8 @@ class RewardLog(Listener):
         self.recorded: list[tuple[str, Metric]] = []
         """(key, value) of `record_metric`, with values that can leave the process"""
         self.error = ""
-        """The first wrong value; "" if there was none."""
+        """The first wrong value, as the call that had it; "" if there was none."""
         self.size = size
-        self._function = function
 
     def record(self, key: str, value: Any, reduction: str, weight: float) -> None:
         """Keep a value for the rank's collector, which refuses those that are none."""
@@ -61,4 +60,4 @@ class RewardLog(Listener):
             self._drop(f"log_extra({column!r}, ...): {number} values for {self.size} completions")
 
     def _drop(self, call: str) -> None:
-        self.error = self.error or f"Reward function {self._function!r} called {call}."
+        self.error = self.error or call

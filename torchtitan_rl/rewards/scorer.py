@@ -12,7 +12,7 @@ from torchtitan_rl.events import recorded_by
 from torchtitan_rl.fields.references import users_line
 from torchtitan_rl.rewards.reward_log import RewardLog
 from torchtitan_rl.rewards.trainer_state import TrainerState
-from torchtitan_rl.text import head_and_tail
+from torchtitan_rl.text import head_and_tail, plain
 from torchtitan_rl.types import Completion, Group, flat
 
 ERROR_CHARACTERS = 2000
@@ -67,7 +67,7 @@ class Scorer(ABC):
 
     def run(self, groups: Groups, state: TrainerState | None) -> ScorerResult:
         """Score the groups in one call without a time limit. An exception becomes a result with errors."""
-        log, began = RewardLog(self.name, len(flat(groups))), time.perf_counter()
+        log, began = RewardLog(len(flat(groups))), time.perf_counter()
         try:
             with recorded_by(log):
                 result = self.result(groups, state, log)
@@ -102,4 +102,4 @@ def described(error: BaseException) -> str:
     """Returns the exception and the line that raised it. Example: "KeyError: 'x' (my_rewards.py, line 7)" """
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = users_line(error) or f" ({last.filename}, line {last.lineno})"
-    return f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}{where}"
+    return f"{type(error).__name__}: {head_and_tail(plain(error), ERROR_CHARACTERS)}{where}"

@@ -71,3 +71,17 @@ def test_hanging_function_times_out(function):
     with pytest.raises(RewardError, match="longer than 0.1 s.*Make it faster, raise grader.time_limit_seconds_of, or"):
         score(grader(function, time_limit_seconds_of={function.__name__: 0.1}), "a")
     assert time.monotonic() - start < 15
+
+
+class WithoutWords(Exception):
+    def __str__(self):
+        raise ValueError("there are none")
+
+
+def test_exception_that_cannot_be_shown_is_a_failure_like_any_other(build):
+    def fails(completions, **_):
+        raise WithoutWords
+
+    [sample] = score(build(fails, in_process=["fails"], on_failure="none"), "a")
+    assert sample.reward is None
+    assert "WithoutWords" in sample.extra["error/fails"]
