@@ -6,6 +6,8 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ End with the mark alone on the last line, as: Mark: 7"""
 
 
 @typed
+@dataclass(eq=False)
 class Judge:
     """A reward function: the judge's mark for each completion, divided by `highest`; None once the budget is used up.
 
@@ -35,46 +38,40 @@ class Judge:
     above `highest` and an unreachable server count as failures of this function; see grader.on_failure_of.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        *,
-        question: str = QUESTION,
-        mark: str = r"[Mm]ark:\s*(-?\d+(?:\.\d+)?)(?!\w|[.,]\d)",
-        highest: float = 10.0,
-        concurrency: int = 32,
-        timeout_seconds: float = 30.0,
-        retries: int = 3,
-        max_tokens: int = 512,
-        budget: int | None = None,
-        cache: str = "",
-    ) -> None:
-        """
-        Args:
-            question: a format string with {prompt}, {completion} and {expected_answer}. mark: a regular expression
-            whose first group is the mark; the last match in the judge's answer counts. highest: the mark that gives
-            reward 1. timeout_seconds, retries: for one request. grader.time_limit_seconds_of should exceed the time of
-            all retries. budget: maximum number of requests of this process, not counting retries; None: unlimited.
-            cache: a JSON Lines file that stores marks for later runs; ranks with the same file system share it.
-        """
-        check_above_zero(concurrency=concurrency, highest=highest, max_tokens=max_tokens)
-        check_above_zero(timeout_seconds=timeout_seconds)
-        question.format(prompt="", completion="", expected_answer="")
-        if re.compile(mark).groups < 1:
-            raise ValueError(f"mark {mark!r} has no group in parentheses, which would be the mark")
-        self.base_url, self.model, self.question = base_url, model, question
-        self.mark, self.highest = re.compile(mark), highest
-        self.timeout_seconds, self.retries = timeout_seconds, retries
-        self.max_tokens, self.budget = max_tokens, budget
-        self._cache = Path(cache) if cache else None
-        self._marks: dict[str, float] = _read(self._cache)
-        self._tasks: dict[str, asyncio.Task[float]] = {}
-        """The questions that are being asked. The same question shares one task."""
-        self._open = asyncio.Semaphore(concurrency)
+    base_url: str
+    model: str
+    _: KW_ONLY
+    question: str = QUESTION
+    """A format string with {prompt}, {completion} and {expected_answer}."""
+    mark: str = r"[Mm]ark:\s*(-?\d+(?:\.\d+)?)(?!\w|[.,]\d)"
+    """A regular expression whose first group is the mark. The last match in the judge's answer counts."""
+    highest: float = 10.0
+    """The mark that gives reward 1."""
+    concurrency: int = 32
+    timeout_seconds: float = 30.0
+    """Of one request. grader.time_limit_seconds_of should exceed the time of all retries."""
+    retries: int = 3
+    max_tokens: int = 512
+    budget: int | None = None
+    """Maximum number of requests of this process, not counting retries; None: unlimited."""
+    cache: str = ""
+    """A JSON Lines file that stores marks for later runs; ranks with the same file system share it."""
 
     scope = "group"
     """Each prompt's completions have a time limit and a failure of their own."""
+
+    def __post_init__(self) -> None:
+        check_above_zero(concurrency=self.concurrency, highest=self.highest)
+        check_above_zero(max_tokens=self.max_tokens, timeout_seconds=self.timeout_seconds)
+        self.question.format(prompt="", completion="", expected_answer="")
+        if re.compile(self.mark).groups < 1:
+            raise ValueError(
+                f"mark {self.mark!r} has no group in parentheses, which would be the mark"
+            )
+        self._marks = _read(self.cache)
+        self._tasks: dict[str, asyncio.Task[float]] = {}
+        """The questions that are being asked. The same question shares one task."""
+        self._open = asyncio.Semaphore(self.concurrency)
 
     async def __call__(
         self,
@@ -110,16 +107,16 @@ class Judge:
         if key not in self._marks:
             async with self._open:
                 answer = await self._request(question)
-            marks = self.mark.findall(answer)
+            marks = list(re.finditer(self.mark, answer))
             if not marks:
                 raise ValueError(f"the judge gave no mark: {answer[-200:]!r}")
-            mark = float(marks[-1])
+            mark = float(marks[-1][1])
             if mark > self.highest:
                 above = f"{mark:g}, and highest is {self.highest:g}"
                 raise ValueError(f"the judge gave {above}: {answer[-200:]!r}")
             self._marks[key] = mark
-            if self._cache:
-                with self._cache.open("a") as file:
+            if self.cache:
+                with Path(self.cache).open("a") as file:
                     file.write(json.dumps([key, mark]) + "\n")
         return self._marks[key]
 
@@ -144,15 +141,13 @@ class Judge:
         return reply.choices[0].message.content or ""
 
 
-def _read(cache: Path | None) -> dict[str, float]:
+def _read(cache: str) -> dict[str, float]:
     """Returns the marks in the cache file. A truncated line is ignored."""
     marks = {}
-    for line in cache.read_text().splitlines() if cache and cache.exists() else []:
-        try:
+    for line in Path(cache).read_text().splitlines() if cache and Path(cache).exists() else []:
+        with suppress(ValueError):
             key, mark = json.loads(line)
             marks[key] = mark
-        except ValueError:
-            continue
     return marks
 
 

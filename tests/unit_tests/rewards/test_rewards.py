@@ -170,3 +170,8 @@ def test_a_judges_mark_is_read_whole_or_is_a_failure(server):
             score(grader(Judge(server[0], "m")), said)
     with pytest.raises(RewardError, match="Judge.*the judge gave 85, and highest is 10: 'Mark: 85'"):
         score(grader(Judge(server[0], "m")), "Mark: 85")
+
+
+def test_first_group_of_the_pattern_is_the_mark(server):
+    judge = Judge(server[0], "m", mark=r"Mark: (\d+)(/10)?")
+    assert rewards(score(grader(judge), "Mark: 7/10", "Mark: 3")) == [0.7, 0.3]
