@@ -4,6 +4,7 @@ import shutil
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from tests.unit_tests.environments.test_python_tool import sleeping
 from torchtitan_rl.configs.tasks import harbor
 from torchtitan_rl.configs.toys.word_tasks import check, write_task, write_tasks
 from torchtitan_rl.environments.harbor.harbor_task import Harbor
-from torchtitan_rl.environments.harbor.sandbox import SandboxConfig, chosen_engine, open_sandbox, read_reward
-from torchtitan_rl.environments.harbor.task_folder import LeftOut, read_instruction
+from torchtitan_rl.environments.harbor.sandbox import Container, SandboxConfig, chosen_engine, open_sandbox, read_reward
+from torchtitan_rl.environments.harbor.task_folder import LeftOut, TaskFolder, read_instruction
 from torchtitan_rl.errors import UserError
 
 SMALL = SandboxConfig(engine="bubblewrap", memory_mb=256, storage_mb=16, command_seconds=5.0)
@@ -51,16 +52,27 @@ def test_tasks_that_need_more_are_left_out_by_name_and_reason(tmp_path, capsys):
 
 
 @needs_bubblewrap
-def test_tasks_with_one_instruction_are_kept_and_the_ranks_of_a_node_share_the_sandboxes(word, one_rank, monkeypatch):
+@pytest.mark.parametrize(("other", "ranks"), [("this node", [0, 1]), ("another node", [0])])
+def test_tasks_with_one_instruction_are_kept_and_the_ranks_of_a_node_share_the_sandboxes(
+    word, one_rank, monkeypatch, capsys, other, ranks
+):
+    """Those of this group: with generators on ranks of their own, the node has others, which share among themselves."""
     shutil.copytree(word, word.with_name("word_again"))
-    opened = []
+    module, opened = "torchtitan_rl.environments.harbor.harbor_task", []
     monkeypatch.setattr(Harbor, "_fault", lambda self, folder: opened.append(folder.name))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    for rank in "01":
-        monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setattr(f"{module}.gethostname", lambda: "this node")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+
+    def gathered(mine):
+        return ["this node", other] if mine == ["this node"] else [*mine, (0, "that another rank cannot open")]
+
+    monkeypatch.setattr(f"{module}.all_gather_lists", gathered)
+    for rank in ranks:
+        monkeypatch.setattr("torch.distributed.get_rank", partial(int, rank))
         task = Harbor.Config(path=str(word.parent), sandbox=SMALL).build()
         task.leave_out(lambda examples: [None] * len(examples))
     assert sorted(opened) == sorted([*TEN, "word_again"])
+    assert "that another rank cannot open" in capsys.readouterr().out
 
 
 def test_benchmark_marks_are_not_shown(tmp_path):
@@ -198,6 +210,8 @@ def test_agent_runs_its_commands_in_the_sandbox(tmp_path):
 
 DOCKER = """#!/bin/bash
 printf '%s\\n' "$(printf '%q ' "$@")" >> "$0.log"
+[[ $1 == "$SLOW" ]] && sleep 9
+[[ $1 == build || $1 == run ]] && echo "WARNING: No swap limit support" >&2
 [[ "$*" == *"$FAILS"* && $FAILS ]] && echo why && exit 1
 case $1 in build) echo sha256:1;; run) echo container;; exec) [[ "$*" == *"cat reward.json"* ]] && echo 1;; esac; exit 0
 """
@@ -234,6 +248,17 @@ def test_docker_gets_these_commands(tmp_path, monkeypatch):
         open_sandbox(tmp_path / "task", SandboxConfig())
     assert (tmp_path / "docker.log").read_text().splitlines()[-1] == "rm --force container "  # none is left running
     chosen_engine.cache_clear()
+
+
+def test_task_whose_image_takes_too_long_is_left_out(tmp_path, monkeypatch):
+    docker = tmp_path / "docker"
+    docker.write_text(DOCKER)
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(shutil.which('bash')).parent}:/usr/bin")
+    monkeypatch.setenv("SLOW", "build")
+    write_task(tmp_path / "task", "Do.", "true", "true", **{"task.toml": "[environment]\nbuild_timeout_sec = 0.5\n"})
+    with pytest.raises(LeftOut, match=r"for which docker build failed \(no end within 0.5 s\)"):
+        Container(TaskFolder(tmp_path / "task"), SandboxConfig(), "docker")
 
 
 def test_no_sandbox_and_no_tasks_are_told_at_once(tmp_path, monkeypatch):

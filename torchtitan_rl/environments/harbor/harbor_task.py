@@ -1,12 +1,14 @@
 """`Harbor`: a folder of tasks in Harbor's form."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from socket import gethostname
 from typing import Literal
+
+import torch.distributed as dist
 
 from torchtitan_rl.comm import all_gather_lists
 from torchtitan_rl.data.rows import Rows
@@ -64,14 +66,16 @@ class Harbor(Rows):
         The ranks of a node share the tasks out.
         """
         progress(f"commands run in {chosen_engine(self.config.sandbox.engine)}")
+        rank, hosts = 0, [gethostname()]
+        if dist.is_initialized():
+            rank, hosts = dist.get_rank(), all_gather_lists(hosts)
+        peers = [other for other, host in enumerate(hosts) if host == hosts[rank]]
 
         def all_faults(examples: Sequence[Example]) -> list[str | None]:
-            rank = int(os.environ.get("LOCAL_RANK", 0))
-            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
             folders = [Path(example.columns["folder"]) for example in examples]
-            checked = ((n, self._fault(folders[n])) for n in range(rank, len(folders), ranks))
-            found = [(n, fault) for n, fault in checked if fault]
-            unusable = dict(all_gather_lists(found) if ranks > 1 else found)
+            mine = range(peers.index(rank), len(folders), len(peers))
+            found = [(n, fault) for n in mine if (fault := self._fault(folders[n]))]
+            unusable = dict(all_gather_lists(found) if dist.is_initialized() else found)
             return [fault or unusable.get(n) for n, fault in enumerate(faults(examples))]
 
         super().leave_out(all_faults)

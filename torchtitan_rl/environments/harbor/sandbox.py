@@ -119,12 +119,11 @@ class Sandbox(ABC):
 
     def put(self, folder: Path, target: str) -> None:
         """Copies the files in a folder into a folder of the sandbox. Raises LeftOut if that fails."""
-        pack = split(f"tar --create --owner=0 --group=0 --directory={quote(str(folder))} .")
+        pack = ["tar", "--create", "--owner=0", "--group=0", f"--directory={folder}", "."]
         unpack = f"mkdir -p {target} && tar -x -o -C {target}"
         with subprocess.Popen(pack, stdout=subprocess.PIPE) as packing:
-            command = self.command(OWN_SECONDS, {"PWD": "/"})
-            done = _run([*command, unpack], OWN_SECONDS, packing.stdout)
-        _check(done, f"whose {folder.name} was not copied")
+            command = [*self.command(OWN_SECONDS, {"PWD": "/"}), unpack]
+            _output(command, f"whose {folder.name} was not copied", stdin=packing.stdout)
 
 
 class Bubblewrap(Sandbox):
@@ -150,7 +149,7 @@ class Bubblewrap(Sandbox):
         try:
             # In a user namespace of its own a process could mount more memory.
             forbid = [*self._enter, "sh", "-c", "echo 0 > /proc/sys/user/max_user_namespaces"]
-            _check(_run(forbid, OWN_SECONDS), "for which bubblewrap was not limited")
+            _output(forbid, "for which bubblewrap was not limited")
             if (task.folder / "environment").is_dir():
                 self.put(task.folder / "environment", "/.context")
             code, printed = self.run(script, task.get("environment", "build_timeout_sec", 600.0))
@@ -199,8 +198,8 @@ class Container(Sandbox):
         environment, image = task.folder / "environment", task.get("environment", "docker_image")
         if image is None:
             seconds = task.get("environment", "build_timeout_sec", 600.0)
-            built = _run([engine, "build", "--quiet", str(environment)], seconds)
-            image = _check(built, f"for which {engine} build failed")
+            build = [engine, "build", "--quiet", str(environment)]
+            image = _output(build, f"for which {engine} build failed", seconds)
         is_public = task.get("environment", "network_mode", "public") == "public"
         may_connect = is_public and task.get("environment", "allow_internet", True)
         network = "" if config.network and may_connect else "--network=none"
@@ -209,10 +208,10 @@ class Container(Sandbox):
         limits = f"--memory={memory}m --memory-swap={memory}m --cpus={cpus} --pids-limit=256"
         run = split(f"{engine} run --detach --rm --init {limits} {network}")
         run += [*_assigned("--env=", task.variables("environment")), image, "sleep", "21600"]
-        self._id = _check(_run(run, OWN_SECONDS), f"for which {engine} run failed")
+        self._id = _output(run, f"for which {engine} run failed")
         try:
             make = [engine, "exec", self._id, *split(_LOGS), workdir or "/"]
-            _check(_run(make, OWN_SECONDS), "whose folders were not made")
+            _output(make, "whose folders were not made")
             if environment.is_dir() and not (environment / "Dockerfile").exists():
                 self.put(environment, ".")
         except BaseException:
@@ -239,11 +238,23 @@ def _run(
     )  # fmt: skip
 
 
-def _check(done: "subprocess.CompletedProcess[str]", failed: str) -> str:
-    """Returns what a command printed. Raises LeftOut if it failed."""
+def _output(
+    command: Sequence[str],
+    failed: str,
+    seconds: float = OWN_SECONDS,
+    stdin: IO[bytes] | int = subprocess.DEVNULL,
+) -> str:
+    """Returns the last line that a command prints: docker's warnings are above it.
+
+    Raises LeftOut, with what `failed`, if the command fails or takes longer than `seconds`.
+    """
+    try:
+        done = _run(command, seconds, stdin)
+    except subprocess.TimeoutExpired:
+        raise LeftOut(f"{failed} (no end within {seconds:g} s)") from None
     if done.returncode:
         raise LeftOut(f"{failed} ({done.stdout.strip()[-200:]})")
-    return done.stdout.strip()
+    return done.stdout.strip().rpartition("\n")[2]
 
 
 def read_reward(text: str) -> float:
