@@ -100,6 +100,10 @@ LEFT_OUT = {
         {"environment/Dockerfile": "FROM debian\nCOPY . /usr/x\n"},
         "whose Dockerfile failed (mkdir: cannot create directory",
     ),
+    "size": (
+        {"task.toml": '[environment]\nmemory = "2GiB"\n'},
+        "with environment.memory = '2GiB' in task.toml",
+    ),
     "old": ({"task.yaml": "instruction: x\n"}, "without task.toml"),
 }
 """{name: (files, the beginning of the reason)}"""

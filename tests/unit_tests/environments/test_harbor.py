@@ -126,7 +126,10 @@ def test_reward_is_read_as_harbor_reads_it(text, reward):
     assert read_reward(text) == reward
 
 
-@pytest.mark.parametrize("text", ["", "yes", "nan", "{}", '{"a": 1, "b": 2}', '{"reward": "x"}', "1e400"])
+NO_REWARDS = ["", "yes", "nan", "1e400", "null", "{}", '{"a": 1, "b": 2}', '{"reward": "x"}', '{"reward": null}']
+
+
+@pytest.mark.parametrize("text", NO_REWARDS)
 def test_reward_that_harbor_refuses_is_refused(text):
     with pytest.raises((ValueError, TypeError, KeyError)):
         read_reward(text)

@@ -265,6 +265,8 @@ def read_reward(text: str) -> float:
     value = json.loads(text) if "{" in text else float(text)
     if isinstance(value, dict):
         value = value["reward"] if len(value) != 1 else next(iter(value.values()))
+    if value is None:
+        raise TypeError("the reward is null; expected a number")
     return checked_reward(value)
 
 

@@ -1,5 +1,6 @@
 """Reads the folder of one task as Harbor 0.25 has it: instruction.md, task.toml, environment/, tests/, solution/."""
 
+import math
 import os
 import re
 import shlex
@@ -63,9 +64,15 @@ class TaskFolder:
         }
 
     def megabytes(self, what: str, most: int) -> int:
-        """Returns what task.toml asks for as `memory` ("2G") or `memory_mb`, or of storage, but at most `most`."""
+        """Returns what task.toml asks for as `memory` ("2G") or `memory_mb`, or of storage, but at most `most`.
+
+        Raises LeftOut for a size in another form.
+        """
         size = self.get("environment", what) or f"{self.get('environment', f'{what}_mb', most)}M"
-        return min(most, int(float(size[:-1]) * (1024 if size[-1] in "Gg" else 1)))
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])", str(size).lower())
+        if match is None:
+            raise LeftOut(f"with environment.{what} = {size!r} in task.toml")
+        return min(most, math.ceil(float(match[1]) * {"k": 1 / 1024, "m": 1, "g": 1024}[match[2]]))
 
     def check(self, *, network: bool) -> None:
         """Raises LeftOut if the task asks for what no sandbox here has, or needs a network where there is none."""
