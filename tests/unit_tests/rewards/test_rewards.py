@@ -46,6 +46,7 @@ def test_format_rewards():
     assert of(tags(["think", "answer"]), good, good + "!", "<answer>b</answer>", "<think><think>a</think></think>") == [
         1.0, 0.0, 0.0, 0.0,
     ]  # fmt: skip
+    assert of(tags(["a.b"]), "<a.b>1</a.b>", "<axb>1</axb>") == [1.0, 0.0]
     objects = ['{"a": 1}', '```json\n{"a": 1}\n```', '{"b": 1}', "[1]", "{"]
     assert of(json_object(["a"]), *objects) == [1.0, 1.0, 0.0, 0.0, 0.0]
     assert of(regex(r"a.b"), "xa\nbx", "ab") == [1.0, 0.0]
