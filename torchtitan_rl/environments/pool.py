@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -44,51 +44,46 @@ class ConversationError(TrainingStopped):
     """An environment raised, timed out, or returned an invalid value."""
 
 
+@dataclass(eq=False)
 class EnvironmentSession:
     """The environment of one conversation. `open`, `step` and `close` run in the conversation's own thread."""
 
-    def __init__(
-        self,
-        conversation: Conversation,
-        make: Make,
-        template: ChatTemplate,
-        limits: ConversationsConfig,
-    ) -> None:
-        self.conversation = conversation
+    conversation: Conversation
+    make: Make
+    templates: list[ChatTemplate]
+    """That of each trace."""
+    limits: ConversationsConfig
+    prompts_may_differ: bool = field(default=False, init=False)
+    """The environment's."""
+
+    def __post_init__(self) -> None:
         self.worker = Worker()
-        self.ends_at = time.monotonic() + (limits.time_limit_seconds or math.inf)
-        self._make = make
+        self.ends_at = time.monotonic() + (self.limits.time_limit_seconds or math.inf)
         self._environment: Environment | None = None
         self._kind = "the environment"
-        self.prompts_may_differ = False
-        """The environment's."""
-        self._templates = [template]
-        """That of each trace."""
-        self._limits = limits
 
     def open(self) -> Answer:
         """Makes and resets the environment. Returns the prompt with the environment's first messages appended."""
         prompt = self.conversation.prompt
-        self._environment = self._make()
+        self._environment = self.make()
         if self._environment is None:
             return Answer()
         self._kind = f"environment {type(self._environment).__name__}"
         self.prompts_may_differ = self._environment.prompts_may_differ
         opening = resolve(self._environment.reset())
-        opening_messages = checked_messages(opening, self._limits.max_answer_characters)
+        opening_messages = checked_messages(opening, self.limits.max_answer_characters)
         before, tools = prompt.messages, prompt.tools
         if isinstance(opening, Context):
             before = []
             if opening.tools is not None:
                 tools = opening.tools
-                self._templates = [self._templates[0].with_tools(opening.tools)]
-        room = self.conversation.room()
+                self.templates = [self.templates[0].with_tools(opening.tools)]
         if opening_messages:
-            text, token_ids = self._templates[0].prompt(before, opening_messages)
-            room = self.conversation.room(len(token_ids) - len(prompt.token_ids))
+            text, token_ids = self.templates[0].prompt(before, opening_messages)
             messages = [*before, *opening_messages]
             prompt = replace(prompt, messages=messages, tools=tools, text=text, token_ids=token_ids)
-        if room <= 0:
+        more = len(prompt.token_ids) - len(self.conversation.prompt.token_ids)
+        if self.conversation.room(more) <= 0:
             self.close("max_tokens")
             return Answer(prompt=prompt, end="max_tokens")
         return Answer(prompt=prompt, grammar=self._environment.grammar)
@@ -132,30 +127,30 @@ class EnvironmentSession:
         last = self.conversation.last
         text = last.text
         if self._environment.special_tokens:
-            text = self._templates[0].policy_text(last.token_ids)
+            text = self.templates[0].policy_text(last.token_ids)
         turn = resolve(self._environment.step({"role": "assistant", "content": text}))
-        return checked_turn(turn, self._limits.max_answer_characters)
+        return checked_turn(turn, self.limits.max_answer_characters)
 
     def _what_follows(self, turn: Turn) -> dict[str, Any]:
         """Fields of the `Answer`: the tokens that the policy reads next and their trace, or why the conversation is over."""
         conversation = self.conversation
         if turn.done:
             return {"end": turn.finish_reason}
-        if len(conversation.turns) + 1 >= self._limits.max_turns:
+        if len(conversation.turns) + 1 >= self.limits.max_turns:
             return {"end": "max_turns"}
         if time.monotonic() > self.ends_at:
             return {"end": "time"}
         if isinstance(turn.messages, Context):
-            if len(self._templates) >= self._limits.max_traces:
+            if len(self.templates) >= self.limits.max_traces:
                 return {"end": "max_traces"}
             follows = self._new_trace(turn.messages)
         else:
             trace = conversation.current if turn.trace is None else turn.trace
-            if not 0 <= trace < len(self._templates):
-                expected = f"one of the {len(self._templates)} so far"
+            if not 0 <= trace < len(self.templates):
+                expected = f"one of the {len(self.templates)} so far"
                 raise ValueError(f"step returned the trace {trace}; expected {expected}")
             last_token = conversation.traces[trace].token_ids[-1]
-            token_ids = self._templates[trace].answer(turn.messages, last_token)
+            token_ids = self.templates[trace].answer(turn.messages, last_token)
             follows = {"token_ids": token_ids, "trace": trace}
         if conversation.room(len(follows["token_ids"]), trace=follows["trace"]) <= 0:
             return {"end": "max_tokens"}
@@ -164,14 +159,14 @@ class EnvironmentSession:
     def _new_trace(self, context: Context) -> dict[str, Any]:
         """Fields of the `Answer` that opens a trace."""
         parent = self.conversation.current if context.parent is None else context.parent
-        template = self._templates[parent]
+        template = self.templates[parent]
         if context.tools is not None:
             template = template.with_tools(context.tools)
-        self._templates.append(template)
+        self.templates.append(template)
         _, token_ids = template.prompt([], context)
         size, messages = len(token_ids), tuple(context)
         origin = Trace(context_tokens=size, parent=parent, reason=context.reason, messages=messages)
-        return {"token_ids": token_ids, "trace": len(self._templates) - 1, "origin": origin}
+        return {"token_ids": token_ids, "trace": len(self.templates) - 1, "origin": origin}
 
 
 class _Overdue(Exception):
@@ -281,7 +276,7 @@ class EnvironmentPool:
     def _open_waiting(self) -> None:
         while self._waiting and len(self._sessions) < self._limits.max_open:
             index, conversation, make, template = self._waiting.popleft()
-            session = EnvironmentSession(conversation, make, template, self._limits)
+            session = EnvironmentSession(conversation, make, [template], self._limits)
             self._sessions[index] = session
             self._call(index, session.open)
 
