@@ -26,13 +26,11 @@ from torchtitan_rl.environments.conversations_config import ConversationsConfig
 from torchtitan_rl.environments.threads import Worker, resolve
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.fields.references import users_line
+from torchtitan_rl.rewards.scorer import ERROR_CHARACTERS
 from torchtitan_rl.text import head_and_tail
 from torchtitan_rl.types import FinishReason, Prompt, Trace, TurnRecord
 
 logger = logging.getLogger(__name__)
-
-ERROR_CHARACTERS = 2000
-"""Maximum length of an exception's text in messages. Some exceptions quote their whole input."""
 
 CLOSE_SECONDS = 30.0
 """Maximum time that a call's end waits for environments to close."""

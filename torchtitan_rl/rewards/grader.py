@@ -9,7 +9,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.fields.number import MANY, number
 from torchtitan_rl.rewards.calls import AsyncCalls, RewardCall, results_of
-from torchtitan_rl.rewards.reports import CallReports, call_metrics
+from torchtitan_rl.rewards.reports import CallReports
 from torchtitan_rl.rewards.reward import Reward
 from torchtitan_rl.rewards.scorer import FailurePolicy, Scope, Scorer, ScorerResult
 from torchtitan_rl.rewards.workers import WorkerPool
@@ -71,7 +71,7 @@ class Grader(Configurable):
 
         `scorers`: of each member of the task, by name, as `find_scorers` returns them.
         """
-        self._scorers = scorers
+        self.scorers = scorers
         unique = dict.fromkeys(scorer for of_task in scorers.values() for scorer in of_task)
         names = dict.fromkeys(scorer.name for scorer in unique if isinstance(scorer, Reward))
         self.reward_names: list[str] = list(names)
@@ -80,8 +80,7 @@ class Grader(Configurable):
         self._in_process = set(config.in_process)
         self._async_calls = AsyncCalls()
         self._workers = WorkerPool([scorer.run for scorer in unique], config.workers)
-        self._reports = CallReports()
-        self._metrics: list[tuple[str, Metric]] = []
+        self.reports = CallReports()
 
     def round(self, state: Any = None) -> "GradingRound":
         """Returns a grading round for groups that are sampled together. It can begin before the last group ends."""
@@ -106,28 +105,8 @@ class Grader(Configurable):
         The keys are `extra/<function>/<name>` and `reward/<function>/seconds` for means, and
         `extra/<function>/<name>/non_finite` and `reward/<function>/failures` for sums.
         """
-        drained = self._metrics
-        self._metrics = []
+        drained, self.reports.metrics = self.reports.metrics, []
         return drained
-
-    def report(
-        self,
-        calls: Sequence[RewardCall],
-        results: Sequence[ScorerResult],
-        scored: Sequence[Group[ScoredCompletion]],
-    ) -> None:
-        """Keep the metrics of a round's calls for the next drain, and warn of failures.
-
-        Raises RewardError if a function with policy "raise" failed, or no completion got a reward too many times in a row.
-        """
-        for call, result in zip(calls, results, strict=True):
-            self._metrics += call_metrics(call.scorer.name, result)
-            self._reports.check_call(call, result)
-        self._reports.check_round(scored)
-
-    def scorers(self, group: Group[Completion]) -> list[Scorer]:
-        """Returns the scorers of the group's task: its rewards in order, then the judgement."""
-        return self._scorers[group.prompt.task]
 
     def start(self, scorer: Scorer, groups: list[Group[Completion]], state: Any) -> RewardCall:
         """Returns a call of the scorer with all the groups, started unless it runs in this process."""
@@ -151,7 +130,7 @@ class GradingRound:
     def begin(self, group: Group[Completion]) -> None:
         """Start a group's calls, without waiting, while other groups are still being sampled."""
         self._groups.append(group)
-        for scorer in self._grader.scorers(group):
+        for scorer in self._grader.scorers[group.prompt.task]:
             if scorer.scope == "group" and group.samples:
                 self._calls.append(self._grader.start(scorer, [group], self._state))
 
@@ -160,30 +139,32 @@ class GradingRound:
 
         A reward is the weighted sum of the functions' scores. A function that returns None for a completion is left
         out of its sum, and one of weight 0 out of every sum. A completion for which a function of another weight failed has
-        no reward, because the sum of the others is not comparable. Raises RewardError as `Grader.report` does.
+        no reward, because the sum of the others is not comparable.
+
+        Raises RewardError if a function with policy "raise" failed, or no completion got a reward too many times in a row.
         """
         grader = self._grader
         groups = sorted(self._groups, key=lambda group: group.prompt.prompt_idx)
         batches: dict[Scorer, list[Group[Completion]]] = {}
         for group in groups:
-            for scorer in grader.scorers(group):
+            for scorer in grader.scorers[group.prompt.task]:
                 if scorer.scope == "batch" and group.samples:
                     batches.setdefault(scorer, []).append(group)
         for scorer, batch in batches.items():
             self._calls.append(grader.start(scorer, batch, self._state))
         # In the prompts' order, so that the failure that is named does not depend on which call ended first.
         self._calls.sort(key=lambda call: call.groups[0].prompt.prompt_idx)
-        results = results_of(self._calls)
         by_completion: defaultdict[Completion, ResultsOfCompletion] = defaultdict(dict)
-        for call, result in zip(self._calls, results, strict=True):
+        for call, result in zip(self._calls, results_of(self._calls), strict=True):
             for i, completion in enumerate(flat(call.groups)):
                 by_completion[completion][call.scorer] = result, i
+            grader.reports.check_call(call, result)
         scored = []
         for group in groups:
-            scorers = grader.scorers(group)
+            scorers = grader.scorers[group.prompt.task]
             samples = [_with_reward(each, scorers, by_completion[each]) for each in group.samples]
             scored.append(Group(prompt=group.prompt, samples=samples))
-        grader.report(self._calls, results, scored)
+        grader.reports.check_round(scored)
         return scored
 
 

@@ -24,9 +24,11 @@ MOST_FAILED_ROUNDS = 3
 
 
 class CallReports:
-    """Warnings and errors after calls of one grader. It warns once of each function that fails."""
+    """Metrics, warnings and errors after calls of one grader. It warns once of each function that fails."""
 
     def __init__(self) -> None:
+        self.metrics: list[tuple[str, Metric]] = []
+        """Those of the calls since the last drain: see `Grader.drain_metrics`."""
         self._warned: set[str] = set()
         self._failed_rounds = 0
 
@@ -47,8 +49,9 @@ class CallReports:
             raise RewardError(f"{shown}, {effect}. Correct it.")
 
     def check_call(self, call: RewardCall, result: ScorerResult) -> None:
-        """Warn of a call's failure. Raises RewardError if its policy is "raise"."""
+        """Keep a call's metrics, and warn of its failure. Raises RewardError if its policy is "raise"."""
         scorer, name = call.scorer, call.scorer.name
+        self.metrics += call_metrics(name, result)
         if result.log.error:
             called = f"Reward function {name!r} called {result.log.error}."
             self._warn_once(f"log of {name}", f"{called} This logging is dropped.")

@@ -78,12 +78,8 @@ class Scorer(ABC):
     def timed_out(self, size: int, more: str = "") -> ScorerResult:
         """The result of a call that took longer than the time limit."""
         seconds = self.time_limit_seconds
-        return ScorerResult.failed(
-            size,
-            f"TimeoutError: took longer than {seconds:g} s{more}",
-            cause="time limit",
-            seconds=seconds,
-        )
+        message = f"TimeoutError: took longer than {seconds:g} s{more}"
+        return ScorerResult.failed(size, message, cause="time limit", seconds=seconds)
 
     @abstractmethod
     def result(self, groups: Groups, state: TrainerState | None, log: RewardLog) -> ScorerResult:
