@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote, split
-from typing import IO, Literal
+from shlex import join, quote, split
+from typing import Literal
 
 from torchtitan.config import Configurable
 
@@ -119,11 +119,10 @@ class Sandbox(ABC):
 
     def put(self, folder: Path, target: str) -> None:
         """Copies the files in a folder into a folder of the sandbox. Raises LeftOut if that fails."""
-        pack = ["tar", "--create", "--owner=0", "--group=0", f"--directory={folder}", "."]
+        pack = f"tar --create --owner=0 --group=0 --directory={quote(str(folder))} ."
         unpack = f"mkdir -p {target} && tar -x -o -C {target}"
-        with subprocess.Popen(pack, stdout=subprocess.PIPE) as packing:
-            command = [*self.command(OWN_SECONDS, {"PWD": "/"}), unpack]
-            _output(command, f"whose {folder.name} was not copied", stdin=packing.stdout)
+        command = join([*self.command(OWN_SECONDS, {"PWD": "/"}), unpack])
+        _output(["sh", "-c", f"{pack} | {command}"], f"whose {folder.name} was not copied")
 
 
 class Bubblewrap(Sandbox):
@@ -230,26 +229,19 @@ def _assigned(option: str, variables: Mapping[str, str]) -> list[str]:
     return [f"{option}{name}={value}" for name, value in variables.items()]
 
 
-def _run(
-    command: Sequence[str], seconds: float, stdin: IO[bytes] | int = subprocess.DEVNULL
-) -> "subprocess.CompletedProcess[str]":
+def _run(command: Sequence[str], seconds: float) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds, text=True, errors="replace"
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds, text=True, errors="replace"
     )  # fmt: skip
 
 
-def _output(
-    command: Sequence[str],
-    failed: str,
-    seconds: float = OWN_SECONDS,
-    stdin: IO[bytes] | int = subprocess.DEVNULL,
-) -> str:
+def _output(command: Sequence[str], failed: str, seconds: float = OWN_SECONDS) -> str:
     """Returns the last line that a command prints: docker's warnings are above it.
 
     Raises LeftOut, with what `failed`, if the command fails or takes longer than `seconds`.
     """
     try:
-        done = _run(command, seconds, stdin)
+        done = _run(command, seconds)
     except subprocess.TimeoutExpired:
         raise LeftOut(f"{failed} (no end within {seconds:g} s)") from None
     if done.returncode:
