@@ -17,7 +17,7 @@ from torchtitan_rl.data.turns import Environment
 from torchtitan_rl.environments.checks import ROLES, described
 from torchtitan_rl.environments.conversations_config import ConversationsConfig
 from torchtitan_rl.environments.fitted import FittedEnvironment
-from torchtitan_rl.environments.pool import EnvironmentPool, Left
+from torchtitan_rl.environments.pool import EnvironmentPool, EnvironmentSession
 from torchtitan_rl.environments.threads import resolve
 from torchtitan_rl.environments.tools import ToolEnvironment
 from torchtitan_rl.environments.vllm_parsers import call_parser
@@ -62,7 +62,7 @@ class Conversations(Configurable):
             self._templates[name] = ChatTemplate(tokenizer, tools=tools or None, **options)
             self._parsers[name] = call_parser(config.tool_call_parser, tokenizer, tools)
         self.may_answer = any(map(may_answer, members.values()))
-        self._left: dict[Conversation, Left] = {}
+        self._left: dict[Conversation, EnvironmentSession] = {}
         """The environments of conversations between two steps."""
 
     def _environment(self, prompt: Prompt, seed: int) -> Environment | None:

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchtitan_rl.conversation import Answer, Conversation
 from torchtitan_rl.data.template import ChatTemplate
@@ -57,6 +57,12 @@ class EnvironmentSession:
     def __post_init__(self) -> None:
         self.worker = Worker()
         self.ends_at = time.monotonic() + (self.limits.time_limit_seconds or math.inf)
+        self.call: Future[Any] | None = None
+        """The one under way, until its deadline."""
+        self.is_closing = False
+        """Whether that call closes the environment."""
+        self.deadline = self.left_at = 0.0
+        """In `time.monotonic()` seconds, like `ends_at`. `left_at`: when a pool has left it for the next one."""
         self._environment: Environment | None = None
         self._kind = "the environment"
 
@@ -167,45 +173,25 @@ class EnvironmentSession:
         return {"token_ids": token_ids, "trace": len(self.templates) - 1, "origin": origin}
 
 
-class _Overdue(Exception):
-    """A call took too long. It stands in for the call's result."""
-
-
-class _Call(NamedTuple):
-    """A call of an environment that is under way."""
-
-    future: Future[Any]
-    deadline: float
-    """In `time.monotonic()` seconds."""
-    is_close: bool
-
-    def error(self) -> BaseException | None:
-        """Returns what the call raised, or that it is overdue; None if it returned."""
-        return self.future.exception() if self.future.done() else _Overdue()
-
-
-Left = tuple[EnvironmentSession, _Call | None, float]
-"""An open environment between two steps, its call under way, and when it was left, in `time.monotonic()` seconds."""
-
-
 class EnvironmentPool:
     """Runs environments, each in its own thread, and collects their answers. `index` is the conversation's in the call.
 
     At most `max_open` environments are open at once. The next one is made when another has been closed.
     """
 
-    def __init__(self, limits: ConversationsConfig, left: dict[Conversation, Left]) -> None:
+    def __init__(
+        self, limits: ConversationsConfig, left: dict[Conversation, EnvironmentSession]
+    ) -> None:
         """`left`: where `leave` puts the open environments, and `take` finds them."""
         self._limits, self._left = limits, left
         self._call_seconds = limits.call_seconds or math.inf
+        self._close_seconds = min(self._call_seconds, CLOSE_SECONDS)
         self._has_warned = False
         self.indices: set[int] = set()
         """Conversations that were added."""
         self._waiting: deque[tuple[int, Conversation, Make, ChatTemplate]] = deque()
         self._sessions: dict[int, EnvironmentSession] = {}
         """Those that are open, by index."""
-        self._calls: dict[int, _Call] = {}
-        """By index. Results of calls that are no longer here are ignored."""
         self._first: dict[int, Prompt] = {}
         """{prompt_idx: the prompt after its first reset}"""
 
@@ -219,14 +205,13 @@ class EnvironmentPool:
 
     def take(self, index: int, conversation: Conversation) -> None:
         """Adds a conversation that another pool has left. The time between the two counts for no limit."""
-        session, call, left_at = self._left.pop(conversation)
-        pause = time.monotonic() - left_at
+        session = self._left.pop(conversation)
+        pause = time.monotonic() - session.left_at
         session.ends_at += pause
+        session.deadline += pause
         self.indices.add(index)
         self._sessions[index] = session
-        if call is not None:
-            self._calls[index] = call._replace(deadline=call.deadline + pause)
-        elif conversation.waits:  # after a resume
+        if session.call is None and conversation.waits:  # after a resume
             self.step_async(index)
         if conversation.in_turns:
             self._first.setdefault(conversation.prompt.prompt_idx, conversation.prompt)
@@ -234,11 +219,9 @@ class EnvironmentPool:
     def leave(self) -> None:
         """Takes the open environments out of the pool, for a pool that takes them."""
         for index, session in list(self._sessions.items()):
-            call = self._calls.get(index)
-            if call is None or not call.is_close:
-                self._calls.pop(index, None)
-                del self._sessions[index]
-                self._left[session.conversation] = (session, call, time.monotonic())
+            if not session.is_closing:
+                session.left_at = time.monotonic()
+                self._left[session.conversation] = self._sessions.pop(index)
 
     def step_async(self, index: int) -> None:
         """Starts the environment's step on the policy's last turn."""
@@ -249,27 +232,27 @@ class EnvironmentPool:
         answers: list[Answer] = []
         while True:
             self._open_waiting()
-            is_due = any(not call.is_close for call in self._calls.values())
+            is_due = any(one.call and not one.is_closing for one in self._sessions.values())
             missing = wait and not answers and (is_due or bool(self._waiting))
             blocks = missing or (all and is_due)
             ended = self._ended(blocks=blocks)
-            for index, call in ended:
-                if call.is_close:
-                    self._closed(index, call)
+            for index, session in ended:
+                if session.is_closing:
+                    self._closed(index)
                 else:
-                    answers.append(self._answer(index, call))
+                    answers.append(self._answer(index))
             if not ended and not blocks:
                 return sorted(answers, key=lambda answer: answer.conversation_idx)
 
     def close(self) -> None:
         """Closes every environment that is open. Waits for it up to `CLOSE_SECONDS`, but not for calls that timed out."""
         self._waiting.clear()
-        for index in self._sessions:
-            if index not in self._calls or not self._calls[index].is_close:
+        for index, session in self._sessions.items():
+            if not session.is_closing:
                 self._start_close(index, "env_error")
-        while self._calls:
-            for index, call in self._ended(blocks=True):
-                self._closed(index, call)
+        while self._sessions:
+            for index, _ in self._ended(blocks=True):
+                self._closed(index)
 
     def _open_waiting(self) -> None:
         while self._waiting and len(self._sessions) < self._limits.max_open:
@@ -280,36 +263,36 @@ class EnvironmentPool:
 
     def _call(self, index: int, method: Callable[[], Answer]) -> None:
         session = self._sessions[index]
-        deadline = min(time.monotonic() + self._call_seconds, session.ends_at)
-        future = session.worker.call(method)
-        self._calls[index] = _Call(future, deadline, is_close=False)
+        session.deadline = min(time.monotonic() + self._call_seconds, session.ends_at)
+        session.call = session.worker.call(method)
 
-    def _ended(self, *, blocks: bool) -> list[tuple[int, _Call]]:
-        """Takes the calls that have returned or are overdue, by index. With `blocks` it waits for the first."""
-        if blocks and self._calls:
-            left = min(call.deadline for call in self._calls.values()) - time.monotonic()
-            futures = [call.future for call in self._calls.values()]
-            wait_for(futures, min(max(left, 0), 60), FIRST_COMPLETED)
+    def _ended(self, *, blocks: bool) -> list[tuple[int, EnvironmentSession]]:
+        """Returns the environments whose call has returned or is overdue, by index. With `blocks` it waits for the first."""
+        called = [(i, session) for i, session in sorted(self._sessions.items()) if session.call]
+        if blocks and called:
+            left = min(session.deadline for _, session in called) - time.monotonic()
+            calls = [session.call for _, session in called]
+            wait_for(calls, min(max(left, 0), 60), FIRST_COMPLETED)
         now = time.monotonic()
-        calls = sorted(self._calls.items())
-        ended = [(i, call) for i, call in calls if call.future.done() or call.deadline <= now]
-        for index, _ in ended:
-            del self._calls[index]
-        return ended
+        return [(i, one) for i, one in called if one.call.done() or one.deadline <= now]
 
-    def _answer(self, index: int, call: _Call) -> Answer:
-        session, error = self._sessions[index], call.error()
-        if error is None:
-            answer: Answer = call.future.result()._replace(conversation_idx=index)
+    def _answer(self, index: int) -> Answer:
+        """Takes the answer of a call that has returned or is overdue."""
+        session = self._sessions[index]
+        call, session.call = session.call, None
+        is_overdue = not call.done()
+        error = None if is_overdue else call.exception()
+        if not is_overdue and error is None:
+            answer: Answer = call.result()._replace(conversation_idx=index)
             error = None if session.prompts_may_differ else self._differs(answer)
-        if error is None:
-            has_none = answer.turn is None and answer.prompt is None
-            if answer.end is not None or has_none:
-                self._sessions.pop(index).worker.close()
-            return answer
+            if error is None:
+                has_none = answer.turn is None and answer.prompt is None
+                if answer.end is not None or has_none:
+                    self._sessions.pop(index).worker.close()
+                return answer
         is_reset = session.conversation.last is None
         facts = {"prompt": session.conversation.prompt} if is_reset else {"turn": session.record()}
-        if isinstance(error, _Overdue) and time.monotonic() >= session.ends_at:
+        if is_overdue and time.monotonic() >= session.ends_at:
             self._start_close(index, "time", waits=False)
             return Answer(index, end="time", **facts)
         return Answer(index, end="env_error", error=self._failed(index, error), **facts)
@@ -326,37 +309,40 @@ class EnvironmentPool:
             "reset returned other messages than for another sample of the same prompt; set prompts_may_differ if it is meant to"
         )
 
-    def _failed(self, index: int, error: BaseException) -> str:
-        """Closes the environment and returns a description of the error. Raises ConversationError if on_failure is raise."""
-        overdue = isinstance(error, _Overdue)
-        if overdue:
+    def _failed(self, index: int, error: BaseException | None) -> str:
+        """Closes the environment and returns a description of the error; None: its call is overdue.
+
+        Raises ConversationError if on_failure is raise.
+        """
+        if error is None:
             reason = f"took longer than conversations.call_seconds, {self._call_seconds:g} s"
         else:
             text = head_and_tail(escaped(described(error)), ERROR_CHARACTERS)
             reason = text + users_line(error)
         failed = f"{self._sessions[index].name} failed: {reason}."
-        self._start_close(index, "env_error", waits=not overdue)
+        self._start_close(index, "env_error", waits=error is not None)
         if self._limits.on_failure == "raise":
             raise ConversationError(
                 f"{failed} Correct it, or set conversations.on_failure none to continue without a reward for such "
                 "samples."
-            ) from (None if overdue else error)
+            ) from error
         self._warn(f"{failed} Such samples get no reward: see conversations/env_errors.")
         return reason
 
     def _start_close(self, index: int, reason: FinishReason, *, waits: bool = True) -> None:
         """Starts closing an environment. It counts as open until it is closed or late, unless `waits` is False."""
         session = self._sessions[index]
-        future = session.worker.call(partial(session.close, reason))
+        session.is_closing, session.call = True, session.worker.call(partial(session.close, reason))
+        session.deadline = time.monotonic() + self._close_seconds
         session.worker.close()
-        if waits:
-            deadline = time.monotonic() + min(self._call_seconds, CLOSE_SECONDS)
-            self._calls[index] = _Call(future, deadline, is_close=True)
-        else:
+        if not waits:
             del self._sessions[index]
 
-    def _closed(self, index: int, call: _Call) -> None:
-        session, error = self._sessions.pop(index), call.error()
+    def _closed(self, index: int) -> None:
+        session = self._sessions.pop(index)
+        error = TimeoutError(f"took longer than {self._close_seconds:g} s")
+        if session.call.done():
+            error = session.call.exception()
         if error is not None:
             self._warn(f"{session.name} failed to close: {described(error)}.")
 

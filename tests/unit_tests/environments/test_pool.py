@@ -185,6 +185,17 @@ def test_time_limit_ends_a_step_that_hangs_and_waits_for_it_no_longer(talk):
     assert time.monotonic() - began < 6
 
 
+def test_environment_that_closes_too_slowly_is_named_with_its_time(made, caplog):
+    class Stays(Says):
+        def close(self, finish_reason):
+            time.sleep(5)
+
+    factory = conversations(lambda prompt: Stays("right"), made, call_seconds=0.5)
+    with closing(factory.start([conversation(*prompts(made, 1))])) as pool:
+        pool.answers(wait=True, all=False)
+    assert "failed to close: TimeoutError: took longer than 0.5 s." in caplog.text
+
+
 def call_of(name: str, **arguments) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
