@@ -129,7 +129,7 @@ class Conversation:
     """Index of the trace in which the policy's last turn was sampled, or its next one will be."""
     num_sampled: int = 0
     last: Sampled | None = None
-    """The policy's most recent turn."""
+    """The policy's most recent turn, whose log-probabilities are in its trace."""
     waits: bool = False
     """Whether an environment has yet to answer that turn."""
     grammar: str | None = None
@@ -204,10 +204,7 @@ class Conversation:
             self.trace.remember(sampled.records, read)
         self.num_sampled += len(sampled.token_ids)
         if begun is not None:
-            sampled = sampled._replace(
-                token_ids=[*begun.token_ids, *sampled.token_ids],
-                sampler_logprobs=[*begun.sampler_logprobs, *sampled.sampler_logprobs],
-            )
+            sampled = sampled._replace(token_ids=[*begun.token_ids, *sampled.token_ids])
         self.last = sampled
         if sampled.finish_reason is None and self.room() <= 0:  # a limit is lower after a resume
             self.last = sampled = sampled._replace(finish_reason="length")
