@@ -92,6 +92,10 @@ LEFT_OUT = {
         "with 'COPY --from=a /b /b' in the Dockerfile",
     ),
     "user": ({"environment/Dockerfile": "FROM debian\nUSER me\n"}, "with 'USER me' in the Dockerfile"),
+    "variable of the old form": (
+        {"environment/Dockerfile": "FROM debian\nENV A b\n"},
+        "with 'ENV A b' in the Dockerfile",
+    ),
     "compose": ({"environment/docker-compose.yaml": ""}, "with environment/docker-compose.yaml"),
     "tools": ({"task.toml": '[[environment.mcp_servers]]\nname = "x"\n'}, "with environment.mcp_servers in task.toml"),
     "uvx": ({"tests/test.sh": "# no pip install\nuvx pytest\n"}, "whose tests/test.sh needs a network (uvx)"),

@@ -22,6 +22,8 @@ _INSTALLS = re.compile(
     r"\b(apt-get|apt|apk|yum|dnf|conda|uvx|npx)\b|\b(pip3?|uv|npm|cargo|gem|go) (pip )?install\b|\bgit clone\b"
     r"|\b(curl|wget)\b[^\n]*https?://(?!localhost|127\.)"
 )
+_OTHER_FORMS = re.compile(r"(RUN|COPY)\s+(\[|--)|ENV\s+[^=\s]+\s|.*<<")
+"""Forms of a Dockerfile's instructions that are not followed."""
 _CANARY = re.compile(r"\A((<!--[^\n]*canary[^\n]*-->|#[^\n]*canary[^\n]*)(\n|\Z))+", re.I)
 _INSTRUCTIONS = """set -e; cd /
 FROM() { :; }; CMD() { :; }; LABEL() { :; }; EXPOSE() { :; }; MAINTAINER() { :; }
@@ -103,7 +105,7 @@ class TaskFolder:
             word, _, rest = line.partition(" ")
             if word == "FROM" and not _PLAIN.fullmatch(rest):
                 raise LeftOut(f"with the image {rest}")
-            if f"{word}()" not in _INSTRUCTIONS or re.match(r"(RUN|COPY)\s+(\[|--)|.*<<", line):
+            if f"{word}()" not in _INSTRUCTIONS or _OTHER_FORMS.match(line):
                 raise LeftOut(f"with {line[:40]!r} in the Dockerfile")
             _check_offline("Dockerfile", line)
             if word == "COPY":
