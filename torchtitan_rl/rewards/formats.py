@@ -29,8 +29,7 @@ def tags(names: Sequence[str]) -> Callable:
     """
     if not names or not all(re.fullmatch(r"[\w.:-]+", name) for name in names):
         raise ValueError(f"tags takes names such as 'think', without brackets, not {names!r}")
-    escaped = map(re.escape, names)
-    blocks = (rf"<{name}>(?:(?!</?{name}>).)*</{name}>" for name in escaped)
+    blocks = (rf"<{name}>(?:(?!</?{name}>).)*</{name}>" for name in map(re.escape, names))
     whole = re.compile(r"\s*".join(blocks), re.DOTALL)
     opened = "<think>" if names[0] == "think" else ""  # at the end of the prompt
     begins = ("", opened)
