@@ -1,7 +1,7 @@
 """Finds a run's reward functions and checks their settings."""
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import get_args
 
@@ -88,15 +88,10 @@ def _rewards(
 
 
 def _check(config: Grader.Config, names: list[str]) -> None:
-    settings: dict[str, Collection[str]] = {
-        "weights": config.weights,
-        "on_failure_of": config.on_failure_of,
-        "scope_of": config.scope_of,
-        "time_limit_seconds_of": config.time_limit_seconds_of,
-        "in_process": set(config.in_process) - {JUDGEMENT},
-    }
-    for setting, by_name in settings.items():
-        unknown = [name for name in by_name if name not in names]
+    for setting in ("weights", "on_failure_of", "scope_of", "time_limit_seconds_of", "in_process"):
+        by_name = getattr(config, setting)
+        known = [*names, JUDGEMENT] if setting == "in_process" else names
+        unknown = [name for name in by_name if name not in known]
         if unknown:
             similar = did_you_mean(unknown[0], names)
             raise UserError(

@@ -34,15 +34,14 @@ class CallReports:
 
     def check_round(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
         """Warn if scoring failed for every completion. Raises RewardError after MOST_FAILED_ROUNDS times in a row."""
-        samples = flat(groups)
-        if not samples:
+        errors = [_error_of(sample) for sample in flat(groups)]
+        if not errors:
             return
-        errors = [_error_of(sample) for sample in samples]
         if not all(errors):
             self._failed_rounds = 0
             return
         self._failed_rounds += 1
-        shown = f"No completion got a reward: all {len(samples)} failed, such as {errors[0]}"
+        shown = f"No completion got a reward: all {len(errors)} failed, such as {errors[0]}"
         logger.warning(shown)
         if self._failed_rounds == MOST_FAILED_ROUNDS:
             effect = f"{MOST_FAILED_ROUNDS} times in a row: nothing is being learned"

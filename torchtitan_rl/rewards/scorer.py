@@ -5,7 +5,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.events import recorded_by
@@ -59,11 +59,8 @@ class Scorer(ABC):
     """Time limit for one call; 0 means no limit."""
     scope: Scope = "group"
     """One call scores one prompt's group, or the batch: all completions that the replica samples together."""
-
-    @property
-    def is_async(self) -> bool:
-        """Whether `run_async` is called instead of `run`. Such calls wait together."""
-        return False
+    is_async: ClassVar[bool] = False
+    """Whether `run_async` is called instead of `run`. Such calls wait together."""
 
     def run(self, groups: Groups, state: TrainerState | None) -> ScorerResult:
         """Score the groups in one call without a time limit. An exception becomes a result with errors."""
