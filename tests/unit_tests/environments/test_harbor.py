@@ -14,8 +14,10 @@ from tests.unit_tests.docs.test_conversations import talk
 from tests.unit_tests.environments.test_python_tool import sleeping
 from torchtitan_rl.configs.tasks import harbor
 from torchtitan_rl.configs.toys.word_tasks import check, write_task, write_tasks
+from torchtitan_rl.data.tool_calls import ToolCall
 from torchtitan_rl.environments.harbor.harbor_task import Harbor
 from torchtitan_rl.environments.harbor.sandbox import Container, SandboxConfig, chosen_engine, open_sandbox, read_reward
+from torchtitan_rl.environments.harbor.shell import blocks
 from torchtitan_rl.environments.harbor.task_folder import LeftOut, TaskFolder, read_instruction
 from torchtitan_rl.errors import UserError
 
@@ -78,6 +80,18 @@ def test_tasks_with_one_instruction_are_kept_and_the_ranks_of_a_node_share_the_s
 def test_benchmark_marks_are_not_shown(tmp_path):
     write_ten(tmp_path)
     assert read_instruction(tmp_path / "canary") == "Make the folder /app/new."
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("I look.\n```bash\nls\npwd\n```\nThen:\n```sh\ncat a\n```", "ls\npwd\ncat a\n"),
+        ("```bash\n```\nrm is no part of a block that is empty.", ""),
+        ("```shell\nls", "ls"),
+    ],
+)
+def test_blocks_of_a_message_are_one_command(text, command):
+    assert blocks(text, ()) == [ToolCall("bash", {"command": command})]
 
 
 @needs_bubblewrap

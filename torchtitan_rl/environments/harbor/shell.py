@@ -12,7 +12,7 @@ from torchtitan_rl.environments.harbor.sandbox import Sandbox
 from torchtitan_rl.environments.tools import ToolEnvironment, in_process
 from torchtitan_rl.types import FinishReason
 
-_BLOCK = re.compile(r"```(?:bash|sh|shell)[^\S\n]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+_BLOCK = re.compile(r"```(?:bash|sh|shell)[^\S\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def bash_tool(run: Callable[[str], str]) -> Tool:
@@ -33,7 +33,7 @@ def bash_tool(run: Callable[[str], str]) -> Tool:
 def blocks(text: str, tools: Collection[str]) -> list[ToolCall]:
     """Returns the ```bash blocks of a message as one call of `bash`; nothing without a block."""
     found = _BLOCK.findall(text)
-    return [ToolCall("bash", {"command": "\n".join(found)})] if found else []
+    return [ToolCall("bash", {"command": "".join(found)})] if found else []
 
 
 class Shell(ToolEnvironment):
