@@ -4,9 +4,11 @@ import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 from torchtitan_rl.data.tool_calls import ToolCall
 from torchtitan_rl.data.tool_schemas import Tool
+from torchtitan_rl.data.turns import Message, Turn
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.harbor.sandbox import Sandbox
 from torchtitan_rl.environments.tools import ToolEnvironment, in_process
@@ -60,6 +62,10 @@ class SandboxAgent(AgentEnvironment):
         shell = sandbox.command(sandbox.config.command_seconds, {})
         super().__init__(agent, task={"instruction": instruction, "shell": shell}, role=role)
         self._sandbox = sandbox
+
+    def step(self, message: Message) -> Turn:
+        """The agent's turn, without a reward of its own: the tests give it."""
+        return replace(super().step(message), reward=None)
 
     def close(self, finish_reason: FinishReason) -> float | None:
         with closing(self._sandbox):
