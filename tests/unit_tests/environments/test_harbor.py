@@ -16,9 +16,9 @@ from torchtitan_rl.configs.tasks import harbor
 from torchtitan_rl.configs.toys.word_tasks import check, write_task, write_tasks
 from torchtitan_rl.data.tool_calls import ToolCall
 from torchtitan_rl.environments.harbor.harbor_task import Harbor
-from torchtitan_rl.environments.harbor.sandbox import Container, SandboxConfig, chosen_engine, open_sandbox, read_reward
+from torchtitan_rl.environments.harbor.sandbox import SandboxConfig, chosen_engine, open_sandbox, read_reward
 from torchtitan_rl.environments.harbor.shell import blocks
-from torchtitan_rl.environments.harbor.task_folder import LeftOut, TaskFolder, read_instruction
+from torchtitan_rl.environments.harbor.task_folder import LeftOut, read_instruction
 from torchtitan_rl.errors import UserError
 
 SMALL = SandboxConfig(engine="bubblewrap", memory_mb=256, storage_mb=16, command_seconds=5.0)
@@ -235,12 +235,19 @@ case $1 in build) echo sha256:1;; run) echo container;; exec) [[ "$*" == *"cat r
 """
 
 
-def test_docker_gets_these_commands(tmp_path, monkeypatch):
+@pytest.fixture
+def docker(tmp_path, monkeypatch):
+    """A docker that notes its commands in docker.log."""
     docker = tmp_path / "docker"
     docker.write_text(DOCKER)
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{Path(shutil.which('bash')).parent}:/usr/bin")
     chosen_engine.cache_clear()
+    yield
+    chosen_engine.cache_clear()
+
+
+def test_docker_gets_these_commands(docker, tmp_path, monkeypatch):
     toml = '[environment]\nenv = {A = "b c"}\nmemory_mb = 512\nworkdir = "/work"\n[verifier]\nenv = {X = "1"}\n'
     write_task(tmp_path / "task", "Do.", "true", "true", **{"task.toml": toml})
     with closing(open_sandbox(tmp_path / "task", SandboxConfig())) as sandbox:
@@ -265,18 +272,13 @@ def test_docker_gets_these_commands(tmp_path, monkeypatch):
     with pytest.raises(LeftOut, match=r"whose folders were not made \(why\)"):
         open_sandbox(tmp_path / "task", SandboxConfig())
     assert (tmp_path / "docker.log").read_text().splitlines()[-1] == "rm --force container "  # none is left running
-    chosen_engine.cache_clear()
 
 
-def test_task_whose_image_takes_too_long_is_left_out(tmp_path, monkeypatch):
-    docker = tmp_path / "docker"
-    docker.write_text(DOCKER)
-    docker.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(shutil.which('bash')).parent}:/usr/bin")
+def test_task_whose_image_takes_too_long_is_left_out(docker, tmp_path, monkeypatch):
     monkeypatch.setenv("SLOW", "build")
     write_task(tmp_path / "task", "Do.", "true", "true", **{"task.toml": "[environment]\nbuild_timeout_sec = 0.5\n"})
     with pytest.raises(LeftOut, match=r"for which docker build failed \(no end within 0.5 s\)"):
-        Container(TaskFolder(tmp_path / "task"), SandboxConfig(), "docker")
+        open_sandbox(tmp_path / "task", SandboxConfig())
 
 
 def test_no_sandbox_and_no_tasks_are_told_at_once(tmp_path, monkeypatch):
