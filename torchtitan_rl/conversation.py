@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
 
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import (
     NO_RECORD,
     Completion,
@@ -16,9 +17,6 @@ from torchtitan_rl.types import (
     Trace,
     TurnRecord,
 )
-
-if TYPE_CHECKING:
-    from torchtitan_rl.sampling import SamplingConfig
 
 
 class Sampled(NamedTuple):
@@ -112,7 +110,7 @@ class Conversation:
 
     prompt: Prompt
     sample_idx: int
-    sampling: "SamplingConfig"
+    sampling: SamplingConfig
     """Its max_tokens limits the sampled tokens of all turns together."""
     most_in_turn: int
     """Maximum number of sampled tokens in one turn."""
