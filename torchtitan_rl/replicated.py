@@ -1,7 +1,7 @@
 """Compares what every rank must hold alike: the config at the start; each step's prompts, completions, rewards and advantages.
 
 A rank computes these by itself, from the config, the seed and the step. Ranks that differ would train a mixture of two runs, or
-wait for each other forever. Checksums cost one all-gather of a few numbers, at a moment when all ranks have just met.
+wait for each other forever. A step's values are compared by their checksums, at a moment when all ranks have just met.
 """
 
 import zlib
@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from torchtitan_rl import comm
@@ -20,26 +19,19 @@ from torchtitan_rl.types import Episode, Group, Prompt
 SHOWN_CHARACTERS, SHOWN_VALUES = 200, 8
 """Most characters that an error has of a value or of the ranks with it, and most values."""
 
-COMPARED = ("the prompts", "the completions", "the rewards", "the advantages")
-"""Numbers that each call compares. As many in every call, so that ranks in different parts of a step are reported and do not hang."""
-
 
 def check_replicated(step: int, values: Sequence[Prompt] | Sequence[Group[Episode]]) -> None:
     """Raise TrainingStopped, on every rank, unless all ranks pass the same step and values. Collective."""
     if dist.get_world_size() == 1:
         return
-    numbers = {"the steps": step, **dict.fromkeys(COMPARED, 0), **checksums_of(values)}
-    mine = torch.tensor(list(numbers.values()))  # [numbers]
-    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, mine)
-    for name, of_ranks in zip(numbers, torch.stack(everyones, 1).tolist(), strict=True):
-        if len(set(of_ranks)) > 1:
-            where = " and on ".join(_by_value(of_ranks).values())
-            raise TrainingStopped(
-                f"step {step}: {name} differ between the ranks: they are not the same on {where}. Every rank must compute the same "
-                "from the config, the seed and the step alone. Look for random numbers without the given seed, the time, RANK or "
-                "files that are not the same on every node in the task, the environment or the algorithm."
-            )
+    # Ranks in different parts of a step have different names here: they are reported and do not hang.
+    for name, ranks in _differing({"the steps": step, **checksums_of(values)}).items():
+        where = " and on ".join(ranks.values())
+        raise TrainingStopped(
+            f"step {step}: {name} differ between the ranks: they are not the same on {where}. Every rank must compute the same "
+            "from the config, the seed and the step alone. Look for random numbers without the given seed, the time, RANK or "
+            "files that are not the same on every node in the task, the environment or the algorithm."
+        )
 
 
 def checksums_of(values: Sequence[Prompt] | Sequence[Group[Episode]]) -> dict[str, int]:
@@ -71,13 +63,10 @@ def checksums_of(values: Sequence[Prompt] | Sequence[Group[Episode]]) -> dict[st
 
 def check_config(fields: Mapping[str, Any]) -> None:
     """Raise UserError, on every rank, unless all ranks have the same config, given as its fields by dotted name. Collective."""
-    by_rank = comm.all_gather_lists([{name: repr(value) for name, value in fields.items()}])
     differing: list[str] = []
-    for name in dict.fromkeys(name for texts in by_rank for name in texts):
-        ranks = _by_value([texts.get(name, "missing") for texts in by_rank])
-        if len(ranks) > 1:
-            each = [f"{value[:SHOWN_CHARACTERS]} on {where}" for value, where in ranks.items()]
-            differing.append(f"{name} is {', '.join(each)}")
+    for name, ranks in _differing({name: repr(value) for name, value in fields.items()}).items():
+        each = [f"{value[:SHOWN_CHARACTERS]} on {where}" for value, where in ranks.items()]
+        differing.append(f"{name} is {', '.join(each)}")
     if differing:
         shown = head_and_tail("; ".join(differing), 10 * SHOWN_CHARACTERS)
         raise UserError(
@@ -86,16 +75,24 @@ def check_config(fields: Mapping[str, Any]) -> None:
         )
 
 
-def _by_value(values: Sequence[Any]) -> dict[Any, str]:
-    """The ranks that have each value, in words. Example: ["a", "b", "a"] -> {"a": "ranks 0, 2", "b": "rank 1"}"""
-    ranks: dict[Any, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    words: dict[Any, str] = {}
-    for value, members in list(ranks.items())[:SHOWN_VALUES]:
-        shown = head_and_tail(", ".join(map(str, members)), SHOWN_CHARACTERS)
-        words[value] = f"{'ranks' if len(members) > 1 else 'rank'} {shown}"
-    return words
+def _differing(mine: Mapping[str, Any]) -> dict[str, dict[Any, str]]:
+    """Returns what is not the same on all ranks: by name each value with its ranks, in words. Collective.
+
+    Example: {"seed": {"0": "ranks 0, 2", "1": "rank 1"}}
+    """
+    by_rank = comm.all_gather_lists([mine])
+    differing: dict[str, dict[Any, str]] = {}
+    for name in dict.fromkeys(name for values in by_rank for name in values):
+        ranks: dict[Any, list[int]] = {}
+        for rank, values in enumerate(by_rank):
+            ranks.setdefault(values.get(name, "missing"), []).append(rank)
+        if len(ranks) == 1:
+            continue
+        differing[name] = {}
+        for value, members in list(ranks.items())[:SHOWN_VALUES]:
+            shown = head_and_tail(", ".join(map(str, members)), SHOWN_CHARACTERS)
+            differing[name][value] = f"{'ranks' if len(members) > 1 else 'rank'} {shown}"
+    return differing
 
 
 def _checksum(rows: Iterable[Sequence[Any]]) -> int:
