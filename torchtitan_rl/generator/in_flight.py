@@ -51,7 +51,6 @@ class InFlight(Configurable):
         self.carried: dict[int, Carried] = {}  # by prompt_idx
         self._generator = generator
         self._stream = stream
-        self._kept: list[Carried] = []
         self._here: dict[int, list[Conversation]] = {}
         """The conversations of this replica's carried groups, by prompt_idx. A resumed run has none at first."""
 
@@ -81,7 +80,7 @@ class InFlight(Configurable):
         with closing(self._sample(prompts, needed=needed, step=step, round=round)) as groups:
             yield groups
         if self.active:
-            self._carry()
+            self._carry(prompts)
 
     def _with_carried(self, new: Sequence[Prompt]) -> list[Prompt]:
         """Returns the carried prompts and the new ones, by prompt_idx. A new prompt gets the smallest index that is free.
@@ -121,9 +120,9 @@ class InFlight(Configurable):
                 if not left:
                     break
             begun.cut()
-        for prompt, conversations in zip(begun.prompts, begun.groups, strict=True):
+        for prompt, group in zip(begun.prompts, begun.groups, strict=True):
             if prompt.prompt_idx not in taken:
-                self._keep(prompt, conversations)
+                self._here[prompt.prompt_idx] = group
 
     def _restore(self, groups: Sequence[list[Conversation]]) -> None:
         """Bring the carried samples among `groups` that are not here to where they were: after a resume, which may have more or
@@ -153,22 +152,18 @@ class InFlight(Configurable):
         old.sort(key=lambda group: (group.since, group.prompt.prompt_idx))
         return {group.prompt.prompt_idx for group in old[:size]}
 
-    def _keep(self, prompt: Prompt, conversations: Sequence[Conversation]) -> None:
-        """Keep a group of this replica for the next step."""
-        version = self._generator.policy_version
-        before = self.carried.get(prompt.prompt_idx)
-        for conversation in conversations:
-            conversation.end_step(version)
-        samples = [Recorded.of(conversation) for conversation in conversations]
-        self._here[prompt.prompt_idx] = list(conversations)
-        self._kept.append(
-            Carried(prompt=prompt, since=before.since if before else version, samples=samples)
-        )
-
-    def _carry(self) -> None:
-        """Make the kept groups of all replicas the carried ones, on every rank. Collective."""
+    def _carry(self, prompts: Sequence[Prompt]) -> None:
+        """Make the groups that all replicas have kept of `prompts` the carried ones, on every rank. Collective."""
         generator, version = self._generator, self._generator.policy_version
-        kept, self._kept = self._kept if generator.rank_in_replica == 0 else [], []
+        kept: list[Carried] = []
+        for prompt in prompts:
+            group, before = self._here.get(prompt.prompt_idx), self.carried.get(prompt.prompt_idx)
+            for conversation in group or ():
+                conversation.end_step(version)
+            if group and generator.rank_in_replica == 0:
+                since = before.since if before else version
+                samples = [Recorded.of(conversation) for conversation in group]
+                kept.append(Carried(prompt=prompt, since=since, samples=samples))
         self.carried = {
             carried.prompt.prompt_idx: carried for carried in comm.all_gather_lists(kept)
         }
