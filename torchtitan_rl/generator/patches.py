@@ -64,10 +64,10 @@ def batch_rows(
     return states.req_id_to_index.keys(), names, places
 
 
-def cache_blocks(runner: Any, name: str) -> list[int] | None:
-    """Returns the KV cache blocks of a CPU engine's request; None if it is not in the batch, and they may be another's."""
+def cache_blocks(runner: Any, name: str) -> list[int]:
+    """Returns the KV cache blocks of a CPU engine's request; none if it is not in the batch, and they may be another's."""
     if name not in runner.input_batch.req_id_to_index:
-        return None
+        return []
     [blocks] = runner.requests[name].block_ids
     return blocks
 

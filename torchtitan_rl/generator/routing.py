@@ -56,8 +56,6 @@ class SlotRecords:
         [turn] = output.outputs
         count = len(output.prompt_token_ids) + len(turn.token_ids) - 1
         blocks = cache_blocks(self._runner, name)
-        if blocks is None:
-            blocks, count = [], 0
         begins = torch.tensor(blocks, dtype=torch.int64) * self._block_size  # [blocks]
         slots = begins[:, None] + torch.arange(self._block_size)  # [blocks, block size]
         slots = slots.flatten()[:count]  # [count]
