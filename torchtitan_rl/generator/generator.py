@@ -171,17 +171,12 @@ class Generator(Configurable):
             before = (carried or {}).get(prompt.prompt_idx)
             groups.append(before or self._conversations(prompt, sampling, seed_of))
 
-        def seed_of_turn(conversation: Conversation) -> int:
-            return seed_of(
-                conversation.prompt.prompt_idx, conversation.sample_idx, *conversation.turn_key
-            )
-
         engine = TurnEngine(
             engine=self.llm.llm_engine,
             tokenizer=self.tokenizer,
             end_token_ids=self.end_token_ids,
             hidden_token_ids=self._hidden_token_ids,
-            seed=seed_of_turn,
+            seed=lambda c: seed_of(c.prompt.prompt_idx, c.sample_idx, *c.turn_key),
             lora_request=self.lora_request,
             records=self.records,
         )

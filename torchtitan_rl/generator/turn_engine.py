@@ -101,18 +101,14 @@ class TurnEngine:
                 f"vLLM ended a turn with {turn.finish_reason!r}; expected {' or '.join(ends)}."
             )
         conversation, name = self._under_way.pop(output.request_id)
-        before = conversation.begun.token_ids if conversation.begun else ()
+        begun = conversation.begun.token_ids if conversation.begun else ()
+        whole = [*begun, *turn.token_ids]
+        shown = [token for token in whole if token not in self.hidden_token_ids]
         return Sampled(
             conversation_idx=int(output.request_id),
             token_ids=turn.token_ids,
             sampler_logprobs=turn.logprobs.logprobs,
-            text=self.tokenizer.decode(
-                [
-                    token
-                    for token in (*before, *turn.token_ids)
-                    if token not in self.hidden_token_ids
-                ]
-            ),
+            text=self.tokenizer.decode(shown),
             finish_reason=turn.finish_reason,
             records=self.records and self.records(output, name),
         )
