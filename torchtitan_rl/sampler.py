@@ -155,25 +155,42 @@ class FarSampler:
         self._link.order(stopped)
 
     def state_dict(self) -> dict[str, Any]:
-        """The groups that are sampled and not yet trained on, with what was recorded meanwhile, as text. A prompt is saved as in
-        `InFlight.state_dict`."""
+        """The groups that are sampled and not yet trained on, with what was recorded meanwhile, as text. A prompt is saved as its
+        place in the data and what an environment has made of it."""
         if self._batch is None:
             return {"batch": None}
         groups = []
         for group in self._batch.groups:
-            prompt = group.prompt
-            samples = [replace(each, extra=plain(each.extra)) for each in group.samples]
-            place = prompt.stream_idx, prompt.prompt_idx, prompt.token_ids.tolist()
-            groups.append((place, samples))
+            samples = []
+            for each in group.samples:
+                own = each.completion.prompt
+                completion = replace(each.completion, prompt=None)
+                each = replace(each, completion=completion, extra=plain(each.extra))
+                samples.append((each, own and _as_read(own)))
+            place = self._in_flight.place_of(group.prompt)
+            is_as_in_data = group.prompt.token_ids.tolist() == place[-1]
+            as_read = {} if is_as_in_data else _as_read(group.prompt)
+            groups.append((place, as_read, samples))
         return {"batch": to_text((groups, self._batch.recorded))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned. Without `ahead`, no correction for their age is asked for: they are dropped."""
-        if self._ahead and state["batch"] is not None:
-            stored, recorded = from_text(state["batch"])
-            prompt_at = self._in_flight.prompt_at
-            groups = [Group(prompt=prompt_at(*place), samples=samples) for place, samples in stored]
-            self._batch = Answered(groups, self._in_flight.carried, recorded)
+        if not self._ahead or state["batch"] is None:
+            return
+        stored, recorded = from_text(state["batch"])
+        groups = []
+        for place, as_read, samples in stored:
+            prompt = self._in_flight.prompt_at(*place)
+            if as_read:
+                prompt = replace(prompt, **as_read)
+            group = Group(prompt=prompt, samples=[])
+            for each, own in samples:
+                if own:
+                    completion = replace(each.completion, prompt=replace(prompt, **own))
+                    each = replace(each, completion=completion)
+                group.samples.append(each)
+            groups.append(group)
+        self._batch = Answered(groups, self._in_flight.carried, recorded)
 
     def _order(self, groups: str, *asked: Any, state: TrainerState) -> None:
         carried = self._in_flight.carried
@@ -189,3 +206,8 @@ class FarSampler:
         for recorded in batch.recorded:
             self._record(recorded)
         return batch.groups
+
+
+def _as_read(prompt: Prompt) -> dict[str, Any]:
+    """Returns the fields of a prompt that an environment may change: what the policy has read."""
+    return {name: getattr(prompt, name) for name in ("text", "token_ids", "messages", "tools")}

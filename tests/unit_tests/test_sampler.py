@@ -1,11 +1,14 @@
 """The trainers' side of generators on other ranks, where it needs no engine; `own_generators*` of the whole runs have both sides."""
 
+from dataclasses import replace
 from datetime import date
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tests.parts.stream import ListStream
+from torchtitan_rl.generator.in_flight import InFlight
 from torchtitan_rl.observe.collector import Collector
 from torchtitan_rl.observe.reduce import Reduce
 from torchtitan_rl.observe.select import Selection
@@ -28,7 +31,9 @@ AHEAD = Group(prompt=PROMPT, samples=[ScoredCompletion(completion=COMPLETION, re
 def far_sampler(ahead=True, record=None):
     """Without a link: what it may not ask of the generators fails."""
     in_flight = SimpleNamespace(
-        carried={4: "a group"}, prompt_at=lambda place, idx, tokens: PROMPTS[place, idx, *tokens]
+        carried={4: "a group"},
+        prompt_at=lambda place, idx, tokens: PROMPTS[place, idx, *tokens],
+        place_of=lambda prompt: (prompt.stream_idx, prompt.prompt_idx, [1]),
     )
     return FarSampler(None, in_flight, ahead=ahead, record=record)
 
@@ -55,6 +60,24 @@ def test_a_resumed_run_trains_on_the_groups_that_were_sampled_before():
     assert (recorded["mine"], recorded["lengths/p50"]) == (2, 4)
     assert after._in_flight.carried == {4: "a group"}
     assert after.state_dict() == far_sampler().state_dict()  # and once only
+
+
+def test_what_environments_have_made_of_a_prompt_is_restored():
+    """An agent's first request replaces the prompt, and may differ from sample to sample."""
+    read = replace(PROMPT, text="Go!", token_ids=[1, 4], messages=[{"role": "user", "content": "Go!"}])
+    own = replace(read, text="Go on!", token_ids=[1, 4, 6])
+    samples = [ScoredCompletion(completion=replace(COMPLETION, prompt=prompt), reward=1.0) for prompt in (None, own)]
+    before, after = far_sampler(), far_sampler(record=lambda recorded: None)
+    for each in (before, after):
+        each._in_flight = InFlight.Config().build(generator=None, stream=ListStream([PROMPT] * 8))
+    before._batch = Answered([Group(prompt=read, samples=samples)], {}, [])
+    after.load_state_dict(before.state_dict())
+    (trained,) = after.training_groups([], 1, 0, state=TrainerState(global_step=7))
+    first, second = (sample.completion.prompt for sample in trained.samples)
+    assert first is None
+    for prompt, expected in ((trained.prompt, read), (second, own)):
+        assert (prompt.text, prompt.token_ids.tolist()) == (expected.text, expected.token_ids.tolist())
+        assert (prompt.messages, prompt.columns) == (expected.messages, PROMPT.columns)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

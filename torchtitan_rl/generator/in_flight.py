@@ -199,6 +199,11 @@ class InFlight(Configurable):
             restored = [Recorded.from_json(sample) for sample in samples]
             self.carried[int(index)] = Carried(prompt=prompt, since=since, samples=restored)
 
+    def place_of(self, prompt: Prompt) -> tuple[int, int, list[int]]:
+        """Returns the arguments by which `prompt_at` finds a training prompt, also one that an environment has changed."""
+        tokens = self._stream.at(prompt.stream_idx).token_ids.tolist()
+        return prompt.stream_idx, prompt.prompt_idx, tokens
+
     def prompt_at(self, place: int, prompt_idx: int, tokens: list[int]) -> Prompt:
         """Returns the training prompt at a place in the data. Raises UserError if it has not these tokens."""
         prompt = replace(self._stream.at(place), prompt_idx=prompt_idx)
