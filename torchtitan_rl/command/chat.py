@@ -93,19 +93,16 @@ class Chat:
         if aloud and len(answer_ids) == most and int(answer_ids[-1]) not in self._ends:
             print(f"(cut off at {most} tokens; --max-tokens allows more)", flush=True)
         answer = self.tokenizer.decode(answer_ids, skip_special_tokens=True)
-        self.messages += _turns([(question, answer)])
+        self.messages.append({"role": "user", "content": question})
+        self.messages.append({"role": "assistant", "content": answer})
         return answer
 
     def _prompt(self, question: str) -> str:
         """Returns the text that a prompt of the run would have."""
-        system, shown = self.prompts.system_prompt, self.prompts.few_shot
         if not self.remembers:
-            examples = ("".join(pair) for pair in shown)
-            return "\n\n".join([*filter(None, [system]), *examples, f"{question}\n"])
-        messages = [{"role": "system", "content": system}] if system else []
-        shown = [(asked.strip(), answered.strip()) for asked, answered in shown]
-        messages += [*_turns(shown), *self.messages, {"role": "user", "content": question}]
-        options = template_options(self.prompts)
+            return self.prompts.preceded_text(f"{question}\n")
+        asked = [*self.messages, {"role": "user", "content": question}]
+        messages, options = self.prompts.preceded_messages(asked), template_options(self.prompts)
         with correctable("the chat template raises"):
             return render_chat(self.tokenizer, messages, add_generation_prompt=True, **options)
 
@@ -119,11 +116,6 @@ class Chat:
             do_sample=self.sampling.temperature > 0,
             **{name: getattr(self.sampling, name) for name in names},
         )
-
-
-def _turns(pairs: list[tuple[str, str]]) -> list[Message]:
-    spoken = [turn for pair in pairs for turn in zip(("user", "assistant"), pair)]
-    return [{"role": role, "content": text} for role, text in spoken]
 
 
 def _read(config: Callable[..., C], stored: dict[str, Any]) -> C:

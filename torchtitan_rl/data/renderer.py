@@ -71,6 +71,24 @@ class PromptRenderer(Configurable):
         """Maximum prompt length in tokens, including system prompt and few-shot examples. Longer rows of a data set are
         left out and listed at the start. Longer generated prompts are skipped and counted as prompts/too_long."""
 
+        def preceded_messages(self, messages: list[Message]) -> list[Message]:
+            """Returns the messages preceded by the system prompt and the few-shot examples."""
+            preface = []
+            if messages[0]["role"] == "system":
+                preface, messages = messages[:1], messages[1:]
+            elif self.system_prompt:
+                preface = [{"role": "system", "content": self.system_prompt}]
+            for question, answer in self.few_shot:
+                preface.append({"role": "user", "content": question.strip()})
+                preface.append({"role": "assistant", "content": answer.strip()})
+            return [*preface, *messages]
+
+        def preceded_text(self, text: str) -> str:
+            """Returns the text preceded by the system prompt and the few-shot examples."""
+            system = [self.system_prompt] if self.system_prompt else []
+            shown = [question + answer for question, answer in self.few_shot]
+            return "\n\n".join([*system, *shown, text])
+
     def __init__(
         self,
         config: Config,
@@ -164,7 +182,7 @@ class PromptRenderer(Configurable):
             return Refused(example.text or example.messages, fault)
         if not is_chat:
             return _Rendered(example, None, self._plain_text(example))
-        messages = self._with_preface(example.messages)
+        messages = self.config.preceded_messages(example.messages)
         request = self._members[example.task].answer_request("\n".join(strings(messages)))
         messages = _with_paragraph(messages, request) if request else messages
         shown = messages[-1].get("content")
@@ -192,18 +210,6 @@ class PromptRenderer(Configurable):
         # A plain text that begins with <bos>, such as a chat format, has it already.
         return whole[1:] if whole[:2] == [bos, bos] else whole
 
-    def _with_preface(self, messages: list[Message]) -> list[Message]:
-        """Returns the messages preceded by the system prompt and the few-shot examples."""
-        preface = []
-        if messages[0]["role"] == "system":
-            preface, messages = messages[:1], messages[1:]
-        elif self.config.system_prompt:
-            preface = [{"role": "system", "content": self.config.system_prompt}]
-        for question, answer in self.config.few_shot:
-            preface.append({"role": "user", "content": question.strip()})
-            preface.append({"role": "assistant", "content": answer.strip()})
-        return [*preface, *messages]
-
     def _plain_text(self, example: Example) -> str:
         why = "it is switched off" if self.tokenizer.chat_template else "the tokenizer has none"
         expect(
@@ -211,9 +217,7 @@ class PromptRenderer(Configurable):
             f"a chat template, because the task's prompts are chat messages without plain text, but {why}",
             "Start from an instruct checkpoint, or give the task plain text (task.template).",
         )  # fmt: skip
-        system = [self.config.system_prompt] if self.config.system_prompt else []
-        shown = [question + answer for question, answer in self.config.few_shot]
-        text = "\n\n".join([*system, *shown, example.text])
+        text = self.config.preceded_text(example.text)
         request = self._members[example.task].answer_request(text)
         return f"{request}\n\n{text}" if request else text
 
