@@ -7,7 +7,7 @@ from contextlib import closing
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from torchtitan_rl import comm, events
+from torchtitan_rl import events
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.build import build_parts, prepare
 from torchtitan_rl.data.answers import OR
@@ -26,7 +26,6 @@ NUM_PROMPTS, NUM_SHOWN, NUM_DOUBTFUL = 16, 3, 2
 def show_preview(config: "RunConfig") -> None:
     """Sample a few prompts on one rank, print answers, rewards and lengths, and what they mean for training."""
     os.environ["WORLD_SIZE"] = "1"
-    comm.be_only_rank()
     resolved = prepare(config)
     expected = "a run that samples; this one learns from demonstrations alone"
     remedy = "Use --dry-run, which shows what is learned of the first rows."

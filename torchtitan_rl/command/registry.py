@@ -91,7 +91,7 @@ def load_config(name: str) -> "RunConfig":
     from torchtitan_rl.config import RunConfig
 
     function = config_function(name)
-    written = inspect.isfunction(function) or not _is_reference(name)
+    written = inspect.isfunction(function)
     expect(written, "--config", name, "a function", f"It is {function!r:.200}: write one with def.")
     config = returned(function, "--config", name, "a function that returns a RunConfig", RunConfig)
     check_fields(config)

@@ -103,14 +103,10 @@ def _message_and_code(error: BaseException) -> tuple[str, int]:
         return f"stopped: {error}", STOPPED
     if isinstance(error, KeyboardInterrupt):  # raised by the user's code, not by Ctrl-C
         return f"interrupted{users_line(error)}", 128 + signal.SIGINT
-    return _error_message(error), 1
-
-
-def _error_message(error: BaseException) -> str:
     lines = [traceback.format_exc().rstrip(), *advice(error)]
     if isinstance(error, RuntimeError) and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
         lines.append("If a rank of another node ended first, that node's output says why.")
-    return "\n".join(lines)
+    return "\n".join(lines), 1
 
 
 def train_run(
@@ -157,10 +153,9 @@ def train_run(
         raise
     status_file.set_outcome(str(stopped) if stopped else "done")
     stop.effect = "training has ended, only the report is being written"
-    if not keeps_record:
+    if not keeps_record and os.environ["RANK"] == "0":
         write_outcome(controller, folder.path, stopped)
-        if os.environ["RANK"] == "0":
-            write_run_report(folder.path)
+        write_run_report(folder.path)
     return folder.path
 
 
@@ -209,8 +204,6 @@ def _brief(error: BaseException) -> str:
 
 def write_outcome(controller: "Controller", run_folder: Path, stopped: int) -> None:
     """Report the end of a run without an error, and write it to end.json. On rank 0."""
-    if os.environ["RANK"] != "0":
-        return
     config, step = controller.config, controller.state.step
     outcome, message, code = ("evaluated" if config.eval_only else "done"), "", 0
     if stopped:

@@ -93,8 +93,9 @@ def engine_options(config: GeneratorConfig) -> dict[str, Any]:
             "enforce_eager": True,
             "enable_sleep_mode": False,
             "enable_chunked_prefill": False,
+            "block_size": CPU_BLOCK_TOKENS,
         }
-        return options | {"block_size": CPU_BLOCK_TOKENS}
+        return options
     options |= {
         "enforce_eager": config.enforce_eager,
         "enable_sleep_mode": bool(config.sleep),
