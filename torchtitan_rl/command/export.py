@@ -85,12 +85,11 @@ def exported(folder: Path, step: int | None) -> Iterator[Path]:
 def start_of(run: Path) -> Path:
     """Returns the folder that a run started from. Raises UserError if the run or that folder is not there."""
     config = run / "config.json"
-    is_run = config.is_file() and not any(run.glob("tokenizer*"))
     expected, remedy = "a run's folder, and no model's", f"{config.resolve()} is not there."
+    stored = {}
     if config.is_file():
-        remedy = "A model's folder needs no export."
-    expect(is_run, "RUN", str(run), expected, remedy)
-    stored = json.loads(config.read_text())
+        stored, remedy = json.loads(config.read_text()), "A model's folder needs no export."
+    expect("hf_assets_path" in stored, "RUN", str(run), expected, remedy)
     # An early run's path starts from the checkout or, with an installed package, from where it was called.
     roots = (CHECKOUT, stored.get("folder_of_command", ""), "")
     starts = [Path(root, stored["hf_assets_path"]) for root in roots]
