@@ -49,27 +49,28 @@ def start_engine(config: GeneratorConfig, hf_assets_path: str, **options: Any) -
         name_shared_memory(job)
     unlink_shared_memory(job, siblings, rank_in_replica)  # left by a killed run
     is_hybrid = import_engine_model(hf_assets_path)
-    preloaded = os.environ.get("LD_PRELOAD", "")
-    job_rank, os.environ["RANK"] = os.environ["RANK"], str(dist.get_rank())  # vLLM reads it
-    llm = LLM(
-        model=hf_assets_path,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        dtype=config.dtype,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        tensor_parallel_size=degree,
-        distributed_executor_backend="external_launcher",
-        logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
-        enable_prefix_caching=not is_hybrid,  # a prefix's state would have to be cached too
-        disable_log_stats=False,
-        **engine_options(config),
-        **options,
-    )
-    os.environ["RANK"] = job_rank
-    # A CPU engine names two libraries in it for worker processes, which it does not have here. Programs that rewards and
-    # tools start would load them too.
-    os.environ["LD_PRELOAD"] = preloaded
+    before = {"RANK": os.environ["RANK"], "LD_PRELOAD": os.environ.get("LD_PRELOAD", "")}
+    os.environ["RANK"] = str(dist.get_rank())  # vLLM reads it
+    try:
+        llm = LLM(
+            model=hf_assets_path,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            tensor_parallel_size=degree,
+            distributed_executor_backend="external_launcher",
+            logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
+            enable_prefix_caching=not is_hybrid,  # a prefix's state would have to be cached too
+            disable_log_stats=False,
+            **engine_options(config),
+            **options,
+        )
+    finally:
+        # A CPU engine names two libraries in LD_PRELOAD for worker processes, which it does not have here. Programs that rewards
+        # and tools start would load them too.
+        os.environ |= before
     unlink_shared_memory(job, siblings, rank_in_replica)
     return llm
 

@@ -1,5 +1,7 @@
 """A real engine: crowded, waiting and interrupted sequences give the same completions."""
 
+import os
+
 import pytest
 from safetensors.torch import load_file
 
@@ -8,7 +10,7 @@ from tests.parts.tiny import crowded, sampled, save_tiny_checkpoint
 from torchtitan_rl import events
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.generator.start import CPU_BLOCK_TOKENS
+from torchtitan_rl.generator.start import CPU_BLOCK_TOKENS, start_engine
 from torchtitan_rl.generator.turn_engine import TurnEngine
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Completion, flat
@@ -90,3 +92,19 @@ def test_aborted_requests_do_not_affect_the_next_call(generator, scheduler, monk
         sampled(generator, PROMPTS)
     monkeypatch.undo()
     assert said(flat(sampled(generator, PROMPTS))) == expected
+
+
+def test_a_rank_whose_engine_does_not_start_keeps_its_number_in_the_job(one_rank, tmp_path, monkeypatch):
+    """Else a generator on a rank of its own would write its failure, and the report, as rank 0."""
+    numbers = []
+
+    def fails(**_):
+        numbers.append(os.environ["RANK"])
+        raise RuntimeError("too little memory")
+
+    save_tiny_checkpoint(tmp_path)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setattr("vllm.LLM", fails)
+    with pytest.raises(RuntimeError, match="too little memory"):
+        start_engine(Generator.Config(max_model_len=128), str(tmp_path))
+    assert (numbers, os.environ["RANK"]) == (["0"], "2")
