@@ -20,15 +20,14 @@ from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.events import counted, record_metrics
 from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.generator_config import GeneratorConfig
-from torchtitan_rl.generator.kept_tokens import KeptTokens
 from torchtitan_rl.generator.patches import (
     Float32Head,
     replace_engine_parts,
     replace_grammar_backend,
     stop_engine,
 )
+from torchtitan_rl.generator.records import KeptTokens, SlotRecords, output_records
 from torchtitan_rl.generator.rollout import roll_out
-from torchtitan_rl.generator.routing import SlotRecords, output_records
 from torchtitan_rl.generator.start import start_engine
 from torchtitan_rl.generator.turn_engine import TurnEngine
 from torchtitan_rl.sampling import SamplingConfig

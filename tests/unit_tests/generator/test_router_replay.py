@@ -15,7 +15,7 @@ from tests.parts.tiny import crowded, members_of, sampled, save_odd_checkpoint
 from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.generator.in_flight import InFlight
-from torchtitan_rl.generator.routing import output_records
+from torchtitan_rl.generator.records import output_records
 from torchtitan_rl.models.experts import mixtures
 from torchtitan_rl.models.score import score
 from torchtitan_rl.sampling import SamplingConfig
