@@ -85,14 +85,12 @@ def _lost_another_rank(error: BaseException) -> bool:
 
     That rank, or the launcher, says why. Waits a moment for it: the connection may break before the other process has ended.
     """
+    if not isinstance(error, RuntimeError) or os.environ["WORLD_SIZE"] == "1":
+        return False
     deadline = time.monotonic() + LOST_S
-    while isinstance(error, RuntimeError) and os.environ["WORLD_SIZE"] != "1":
-        if rank_failed():
-            return True
-        if time.monotonic() > deadline:
-            break
+    while not rank_failed() and time.monotonic() < deadline:
         time.sleep(0.1)
-    return False
+    return rank_failed()
 
 
 def _message_and_code(error: BaseException) -> tuple[str, int]:
