@@ -121,9 +121,10 @@ def advantage_metrics(groups: Groups) -> dict[str, Metric]:
 
 
 def is_wrong(episode: Episode) -> bool:
-    """Whether the task judged the answer wrong; without a judgement, whether the reward is <= 0."""
-    correct = episode.scored.correct
-    return episode.reward <= 0 if correct is None else not correct
+    """Whether the task judged the answer wrong; without a judgement, whether there is a reward and it is <= 0."""
+    if episode.scored.correct is not None:
+        return not episode.scored.correct
+    return episode.reward is not None and episode.reward <= 0
 
 
 def participation_metrics(groups: Groups) -> dict[str, Metric]:

@@ -112,6 +112,13 @@ def test_masses_of_an_update_are_the_positive_advantages_of_completions_in_the_l
     assert not [key for key in advantage_metrics(groups[2:]) if key.startswith("groups/")]
 
 
+def test_an_update_without_rewards_has_no_wrong_rollouts():
+    """As with a loss of one's own that learns from samples and gives tokens their advantages."""
+    taught = group(0, sample(0, None, advantage=0.5), sample(1, None, advantage=-0.5))
+    found = values(advantage_metrics([taught]))
+    assert (found["groups/effective_rollouts"], found["groups/incorrect_mass"]) == (1.0, 0.0)
+
+
 def test_entropy_bonus_metrics_are_the_bonus_and_its_scale():
     bonuses = {"columns": {"entropy_bonus": 0.5}}, {"columns": {"entropy_bonus": -0.1}}
     groups = [group(0, sample(0, shaped_reward=1.0, **bonuses[0]), sample(1, shaped_reward=-0.5, **bonuses[1]))]
