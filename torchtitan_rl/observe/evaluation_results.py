@@ -10,6 +10,8 @@ from typing import Any
 from torchtitan_rl import comm
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.events import progress
+from torchtitan_rl.observe.line_file import without_nan
+from torchtitan_rl.text import plain
 from torchtitan_rl.types import Episode, Group
 
 logger = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ def failures_of(groups: Sequence[Group[Episode]]) -> list[dict[str, Any]]:
         for episode in group.samples
         if episode.scored.correct is False
     ]
-    return failures[:NUM_FAILURES]
+    return plain(failures[:NUM_FAILURES])
 
 
 def results_folder(run_folder: Path, *, alone: bool) -> Path:
@@ -50,7 +52,8 @@ def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> None:
     unfinished = file.with_suffix(".writing")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+        text = json.dumps(without_nan(results), indent=2, ensure_ascii=False)
+        unfinished.write_text(f"{text}\n", "utf-8", "backslashreplace")
         unfinished.replace(file)
     except OSError as error:
         with suppress(OSError):  # an earlier evaluation's file would pass for this one's
@@ -77,7 +80,7 @@ def print_results(folder: Path, step: int) -> None:
     if not file.exists():
         remedy = "Make room and start it again."
         raise TrainingStopped(f"the evaluation's results could not be written to {file}. {remedy}")
-    results, console = json.loads(file.read_text()), plain_console()
+    results, console = json.loads(file.read_text("utf-8")), plain_console()
     console.print(metric_table(evaluation_measures(results["metrics"]), console))
     for failure in next(iter(results["failures"].values()), [])[:5]:
         row = {"response": failure.pop("completion"), **failure, "select_reason": "wrong"}

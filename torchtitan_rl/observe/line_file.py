@@ -80,16 +80,17 @@ def read_lines(path: Path, end: bytes) -> Iterator[dict[str, Any]]:
 
 def _line(step: int, line: dict[str, Any]) -> bytes:
     ordered = {"step": step, **{key: value for key, value in line.items() if key != "step"}}
-    return json.dumps(_without_nan(ordered), allow_nan=False).encode("ascii") + b"\n"
+    return json.dumps(without_nan(ordered), allow_nan=False).encode("ascii") + b"\n"
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """The value with None for NaN and infinity, which JSON lacks."""
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_nan(item) for item in value]
+        return [without_nan(item) for item in value]
     return value
 
 
