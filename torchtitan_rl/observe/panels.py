@@ -72,7 +72,7 @@ def sample_panel(row: Row, console: Console) -> Panel:
         title.insert(0, f"prompt {row['prompt_idx']} sample {row.get('sample_idx')}")
     return Panel(
         Group(*_turns(messages_of(row), console), _numbers(row, console)),
-        title=safe(" · ".join(filter(None, title)), console, style="bold"),
+        title=safe(" · ".join(str(part) for part in title if part), console, style="bold"),
         title_align="left",
         border_style="green" if good else "yellow",
     )
@@ -143,15 +143,16 @@ def evaluation_measures(values: dict[str, float]) -> dict[str, float | str]:
     The unit of what a reward function logs is not known, whatever its name.
     """
     measures: dict[str, float | str] = {}
-    order = sorted(values, key=lambda key: f"{key}_low" not in values)
-    for key in sorted(order, key=lambda key: not key.endswith("/accuracy")):
-        is_end = key.endswith(("_low", "_high")) and key.rpartition("_")[0] in values
+    known = {key for key in values if "/extra/" not in key}
+    with_interval = {key for key in known if {f"{key}_low", f"{key}_high"} <= known}
+    for key in sorted(values, key=lambda k: (not k.endswith("/accuracy"), k not in with_interval)):
+        is_end = key.endswith(("_low", "_high")) and key.rpartition("_")[0] in with_interval
         if not key.startswith(EVALUATION_PREFIX) or key.endswith("/seconds") or is_end:
             continue
         measures[key] = values[key]
-        if f"{key}_low" in values:
+        if key in with_interval:
             low, high = values[f"{key}_low"], values[f"{key}_high"]
             measures[key] = f"{percent(values[key])} ({100 * low:.1f} to {100 * high:.1f})"
-        elif key.endswith(SHARES) and "/extra/" not in key:
+        elif key in known and key.endswith(SHARES):
             measures[key] = percent(values[key])
     return measures

@@ -44,10 +44,16 @@ def messages_of(row: Row) -> list[dict[str, Any]]:
     """The sample as messages: a prompt that is no chat is a user's message, a response in one turn an assistant's."""
     asked, answered = row.get("messages"), row.get("conversation")
     if not asked and "prompt" in row:
-        asked = [{"role": "user", "content": str(row["prompt"]).rstrip()}]
+        asked = str(row["prompt"]).rstrip()
     if not answered and "response" in row:
-        answered = [{"role": "assistant", "content": str(row["response"])}]
-    return [*(asked or ()), *(answered or ())]
+        answered = str(row["response"])
+    return [*_as_messages("user", asked), *_as_messages("assistant", answered)]
+
+
+def _as_messages(role: str, cell: Any) -> list[dict[str, Any]]:
+    """The messages of a cell. What is none is the content of one: a user's own table may have any cell under this name."""
+    items = cell if isinstance(cell, list) else [] if cell is None else [cell]
+    return [item if isinstance(item, dict) else {"role": role, "content": item} for item in items]
 
 
 def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str) -> list[Row]:

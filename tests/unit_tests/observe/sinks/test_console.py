@@ -111,6 +111,26 @@ def test_an_evaluation_shows_percent_for_shares_alone_and_those_of_right_answers
     ]  # fmt: skip
 
 
+def test_a_table_of_one_s_own_may_have_any_cell_in_a_column_of_samples(recorder, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    run = recorder(sinks=["console"], console_every=1)
+    rows = [
+        {"score": 1, "messages": "a text", "split": 3},
+        {"score": 2, "conversation": ["one", {"content": "two"}, 3]},
+    ]
+    for row in rows:
+        record_metric("my/table", row, "table")
+    run.flush(1)
+    run.close()
+    assert not run.sinks["console"].disabled
+    assert re.findall(r"(?:user|assistant|message) (\w+)", stream.getvalue()) == ["a", "one", "two", "3"]
+
+
+def test_what_a_reward_function_logs_has_no_interval(recorder, monkeypatch):
+    logged = {"evaluation/extra/shop/price": 7.0, "evaluation/extra/shop/price_low": 5.0}
+    assert "shop/price=7  extra/shop/price_low=5" in printed(recorder, monkeypatch, logged)
+
+
 def test_a_step_line_has_the_numbers_that_a_run_has_and_a_known_0_is_shown(recorder, monkeypatch):
     rewarded = printed(recorder, monkeypatch, {"time/step": 1.0, "reward/mean": 0.0, "train/accuracy": 0.0})
     assert rewarded.splitlines()[0].split()[2:6] == ["reward", "0.000", "accuracy", "0.0%"]
