@@ -169,7 +169,9 @@ class Recorder(Configurable):
         Of several failing ranks, the first one writes: it has the samples that made it fail.
         """
         self._or_after_error(
-            "writing a failed step's samples", lambda: self._write_first(step.rows()), None
+            "writing a failed step's samples",
+            lambda: self._write_first(step.rows(self._decode)),
+            None,
         )
 
     def close(self) -> None:
@@ -220,12 +222,13 @@ class Recorder(Configurable):
             return
         path = target.with_name(f".{UNFINISHED_FILE}.{os.getpid()}")
         file, run_id = LineFile(path, END_OF_BATCH), _run_id(self._run_folder)
-        for row in self.collector.plain_rows(rows):
+        for row, cells in zip(rows, self.collector.plain_rows(rows), strict=True):
             # Step 0: a filter that takes every n-th step takes a step that failed.
             takes = self._filters["local"].takes(row["table"], 0)
             if takes and file.size < self.config.store_bytes:
-                row = with_written_tokens(row, self._decode)
-                file.append(row["step"], [{**row, "run_id": run_id}])
+                cells = with_written_tokens(cells, self._decode)
+                origin = {"table": row["table"], "unfinished": True, "run_id": run_id}
+                file.append(row["step"], [cells | origin])
         file.close()
         with suppress(FileExistsError):
             os.link(path, target)  # fails if another rank was first
@@ -247,7 +250,7 @@ class Recorder(Configurable):
 def _run_id(run_folder: Path) -> str:
     """The run's id, eight hex digits, which rank 0 creates and stores in the run folder."""
     path = run_folder / "run_id"
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:  # empty: the disk was full
         run_folder.mkdir(parents=True, exist_ok=True)
         path.write_text(uuid.uuid4().hex[:8])
     return path.read_text(errors="replace").strip()

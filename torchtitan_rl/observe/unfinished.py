@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from torchtitan_rl.observe.sample_rows import TRAINED_SPLIT, Row, episode_rows
-from torchtitan_rl.observe.tokens import TOKENS
+from torchtitan_rl.observe.tokens import MOST_TOKENS, TOKENS, Decode, with_special_tokens
 from torchtitan_rl.types import Completion, Credit, Episode, Group, ScoredCompletion
 
 REASON = "its step failed"
@@ -35,8 +35,8 @@ class UnfinishedStep:
         """The split's samples are recorded like those of every step."""
         self._groups = {key: group for key, group in self._groups.items() if key[0] != split}
 
-    def rows(self) -> list[Row]:
-        """A row for each kept sample, marked as "unfinished".
+    def rows(self, decode: Decode | None) -> list[Row]:
+        """A row for each kept sample, with the name of its table.
 
         Up to `WRITTEN_TOKENS` tokens are with them, first of samples on whose log-probabilities trainer and sampler differ most.
         """
@@ -48,17 +48,17 @@ class UnfinishedStep:
                 credited = trained and isinstance(sample, Episode)
                 row |= {
                     "table": "rollout/samples" if trained else "evaluation/samples",
-                    "unfinished": True,
                     "advantage": row["advantage"] if credited else None,
                     "in_loss": False,
                     "left_out": row["left_out"] or REASON,
                 }
-            rows += members
+            rows += [with_special_tokens(row, decode) for row in members]
         left = WRITTEN_TOKENS
         for row in sorted(rows, key=_difference, reverse=True):
-            left -= row["response_tokens"]
-            if left < 0:
+            if row["response_tokens"] > min(left, MOST_TOKENS):
                 del row[TOKENS]
+            else:
+                left -= row["response_tokens"]
         return rows
 
 

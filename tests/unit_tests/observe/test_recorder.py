@@ -72,6 +72,12 @@ def test_filters_thin_the_series_and_keep_sample_texts_off_one_sink_alone(record
     assert {row["table"] for row in read_rows(tmp_path)} == {"other/samples"}
 
 
+def test_a_run_id_that_a_full_disk_left_empty_is_made_anew(recorder, tmp_path):
+    (tmp_path / "run_id").touch()
+    recorder()
+    assert len((tmp_path / "run_id").read_text()) == 8
+
+
 @pytest.mark.parametrize("entry", ["wandb=x", "jsonl", "jsonl=", "jsonl=x,,y"])
 def test_a_filter_without_patterns_or_of_a_sink_that_is_not_there_is_refused(recorder, entry):
     with pytest.raises(UserError, match="metrics.filters"):

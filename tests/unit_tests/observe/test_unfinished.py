@@ -5,7 +5,7 @@ import pytest
 from tests.parts.observability import group, sample
 from torchtitan_rl.observe import read_rows
 from torchtitan_rl.observe.unfinished import UnfinishedStep
-from torchtitan_rl.types import Group
+from torchtitan_rl.types import Group, LogprobDiff
 
 
 def decode(ids):
@@ -78,3 +78,37 @@ def test_the_store_s_settings_hold_for_a_failed_step(recorder, tmp_path, full, s
     rows = list(read_rows(tmp_path))
     assert ({row["table"] for row in rows}, len(rows)) == (tables, count)
     assert all(("expected_answer" in row) is ("leave_out_columns" not in settings) for row in rows)
+
+
+def test_columns_left_out_are_not_those_that_say_which_step_failed(recorder, tmp_path, full):
+    step = UnfinishedStep()
+    step.keep([full], step=3, split="train")
+    run = recorder(decode=decode, leave_out_columns=["t*", "s*", "u*"])
+    run.write_unfinished(step)
+    run.close()
+    rows = list(read_rows(tmp_path))
+    assert [(row["table"], row["step"], row["unfinished"]) for row in rows] == [("rollout/samples", 3, True)] * 2
+    assert not any({"tokens", "split"} & row.keys() for row in rows)
+
+
+def test_special_tokens_inside_a_sample_of_a_failed_step_are_visible(recorder, tmp_path):
+    step = UnfinishedStep()
+    step.keep([group(0, sample(0, token_ids=(5, 9, 6), text="5 6"))], step=3, split="train")
+    run = recorder(decode=decode)
+    run.write_unfinished(step)
+    run.close()
+    assert [row["response"] for row in read_rows(tmp_path)] == ["5 9 6"]
+
+
+def test_samples_too_long_for_tokens_leave_them_to_others(recorder, tmp_path):
+    lengths = (30_000, 9_000, 9_000, 8_000, 8_000, 8_000, 3)  # the longest differ most
+    members = [
+        sample(i, token_ids=[5] * n, logprob_diff=LogprobDiff(mean=0.0, max=1.0 / (1 + i)))
+        for i, n in enumerate(lengths)
+    ]
+    step = UnfinishedStep()
+    step.keep([group(0, *members)], step=3, split="train")
+    run = recorder(decode=decode)
+    run.write_unfinished(step)
+    run.close()
+    assert ["tokens" in row for row in read_rows(tmp_path)] == [False, False, False, True, True, False, True]
