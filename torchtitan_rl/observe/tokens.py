@@ -112,14 +112,16 @@ def _spread(sampled: "FloatArray", mask: "BoolArray", digits: int) -> list[float
 def pieces(ids: list[int], decode: Decode) -> list[str]:
     """The text that each token adds. The last token of a multi-token character gets the whole character."""
     texts: list[str] = []
+    before: list[int] = []
     waiting: list[int] = []
     for place, token in enumerate(ids, start=1):
         waiting.append(token)
-        text = decode(waiting)
+        # After the tokens before, as some tokenizers leave out the space with which a text begins.
+        text = decode(before + waiting)[len(decode(before)) :]
         unfinished = text.endswith("\ufffd") and len(waiting) < _LONGEST_CHARACTER
         if unfinished and place < len(ids):
             texts.append("")
         else:
             texts.append(text)
-            waiting = []
+            before, waiting = waiting, []
     return texts

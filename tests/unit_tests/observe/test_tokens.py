@@ -2,18 +2,18 @@
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from tests.parts.observability import group, rows_of, sample
 from torchtitan_rl.observe import Reduce, read_rows, record_metric
-from torchtitan_rl.observe.tokens import TokenPayload
+from torchtitan_rl.observe.tokens import TokenPayload, pieces
 from torchtitan_rl.types import LogprobDiff
 
 
 def decode(ids):
     """Token 9 is the first half of a character that 10 completes."""
-    return "".join({5: "4", 6: "+", 7: "\n", 11: "<|end|>"}.get(i, "") for i in ids) + (
-        "é" if 10 in ids else "\ufffd" if 9 in ids else ""
-    )
+    texts = {5: "4", 6: "+", 7: "\n", 9: "\ufffd", 10: "\b", 11: "<|end|>"}
+    return "".join(texts[i] for i in ids).replace("\ufffd\b", "é")
 
 
 @pytest.fixture
@@ -69,3 +69,15 @@ def test_multi_token_character_is_shown_at_its_last_token():
     payload = TokenPayload(sample(token_ids=(5, 9, 10, 9)), False)
     assert payload.written(decode)["text"] == ["4", "", "é", "\ufffd"]
     assert set(payload.written(decode)) == {"text", "logprob"}
+
+
+def test_tokens_keep_the_space_that_a_tokenizer_leaves_out_before_a_text():
+    """As those of Llama 2, Mistral and Phi-3."""
+    vocabulary = {"<unk>": 0, "▁one": 1, "▁and": 2, "<0xC3>": 3, "<0xA9>": 4}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    ids = [1, 2, 3, 4, 2, 1]
+    assert tokenizer.decode(ids) == "one andé and one"
+    assert pieces(ids, tokenizer.decode) == ["one", " and", "", "é", " and", " one"]
