@@ -19,6 +19,7 @@ from torchtitan_rl.device import FOR_CPU
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.field_limits import check_fields, parts
 from torchtitan_rl.fields.references import correctable, did_you_mean, load_function
+from torchtitan_rl.observe.filters import sink_filters
 from torchtitan_rl.observe.select import Selection
 from torchtitan_rl.observe.sinks import chosen_sinks
 from torchtitan_rl.run.checkpoint_folder import check_form
@@ -43,7 +44,7 @@ def validate(config: "RunConfig", *, world_size: int) -> Algorithm:
     check_dump_folder(config.dump_folder)
     _check_own_ranks(config, world_size)
     check_form(config.resume)
-    chosen_sinks(config.metrics.sinks)
+    sink_filters(config.metrics.filters, chosen_sinks(config.metrics.sinks))
     Selection(config.metrics.select)
     _check_builds(config)
     with correctable("algorithm: building its parts raised"):

@@ -82,6 +82,10 @@ OPTIONS = [
     ("--trainer.parallelism.pipeline-parallel-degree 2", "pipeline_parallel_degree = 2: expected 1, as it is not"),
     ("--metrics.sinks consol", "metrics.sinks = 'consol': expected one of console, jsonl"),
     ("--metrics.select tpo:1", "metrics.select = 'tpo:1': expected one of top"),
+    (
+        "--metrics.filters wandb=x",
+        "metrics.filters = 'wandb=x': expected sink=pattern,pattern, once for a sink of this",
+    ),
     ("--config debgu", "--config = 'debgu': expected a registered name"),
 ]
 IN_FLIGHT = "--in-flight.prompts 24 --algorithm.old-logprobs sampler"
