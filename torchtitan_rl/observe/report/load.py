@@ -1,5 +1,6 @@
 """Reads a run folder for the report. Missing files become a note; damaged lines and files are left out; none fails the report."""
 
+import itertools
 import json
 import math
 import re
@@ -137,12 +138,13 @@ def _read_rows(run: Run) -> None:
     path = run.folder / "samples.jsonl"
     is_large = path.is_file() and path.stat().st_size > READ_BYTES
     latest: dict[str, Row] = {}
-    for file in (path, path.with_name("samples.unfinished.jsonl")):
-        for place, row in enumerate(_lines(file, b" \n")):
-            chosen = row.get("select_reason") or row.get("unfinished")
-            if not is_large or chosen or row.get("split") == "eval_greedy":
-                row["episode_id"] = _identity(row, place)
-                latest[row["episode_id"]] = row
+    files = path, path.with_name("samples.unfinished.jsonl")
+    rows = itertools.chain.from_iterable(_lines(file, b" \n") for file in files)
+    for place, row in enumerate(rows):
+        chosen = row.get("select_reason") or row.get("unfinished")
+        if not is_large or chosen or row.get("split") == "eval_greedy":
+            row["episode_id"] = _identity(row, place)
+            latest[row["episode_id"]] = row
     if is_large:
         run.notes.append(
             f"samples.jsonl is large: {len(latest):,} of its rows were read, the selected rows and those of the greedy evaluation"

@@ -30,7 +30,7 @@ _VIEWS = ("overview.js", "samples.js", "sample.js", "prompts.js", "health.js")
 _SCRIPTS = ("base.js", "charts.js", *_VIEWS, "app.js")
 HELD_OUT = "eval_greedy"
 """The split of the greedy evaluation. All its samples are stored."""
-_PROMPT_COLUMNS = ("run", "table", "split", "step", "prompt_idx")
+_PROMPT_COLUMNS = ("run", "split", "table", "step", "prompt_idx")
 
 
 def write_report(
@@ -147,32 +147,32 @@ def _rows_within(rows: Sequence[Row], budget: float) -> list[Row]:
     """The rows that fit into so many bytes, by whole groups: first those of a failed step, then those with selected rows, of each split's
     last step before others, with the held-out prompts at first and at last, and the rest by a hash."""
     groups: dict[tuple[str, ...], list[int]] = {}
-    steps: dict[tuple[Any, Any], set[int]] = {}
+    steps: dict[tuple[str, str], set[int]] = {}
     for place, row in enumerate(rows):
         name = tuple(str(row.get(column)) for column in _PROMPT_COLUMNS)
         groups.setdefault(name, []).append(place)
-        steps.setdefault((row.get("run"), row.get("split")), set()).add(row["step"])
+        steps.setdefault(name[:2], set()).add(row["step"])
 
     def urgency(name: tuple[str, ...]) -> tuple[bool, bool, bool, int]:
         members = [rows[place] for place in groups[name]]
         unfinished = any(row.get("unfinished") for row in members)
         selected = any(row.get("select_reason") for row in members)
-        step, split = members[0]["step"], members[0].get("split")
-        of_split = steps[members[0].get("run"), split]
-        at_end = (
-            step in (min(of_split), max(of_split))
-            if split == HELD_OUT
-            else step == max(of_split) and selected
-        )
+        step, of_split = members[0]["step"], steps[name[:2]]
+        at_end = step == max(of_split) and selected
+        if name[1] == HELD_OUT:
+            at_end = step in (min(of_split), max(of_split))
         return not unfinished, not at_end, not selected, zlib.crc32(repr(name).encode())
 
     fitting: dict[int, Row] = {}
+    left = budget
     for name in sorted(groups, key=urgency):
         members = {place: _shown(rows[place]) for place in groups[name]}
-        budget -= _size(list(members.values()))
-        if budget < 0:
-            break
-        fitting |= members
+        size = _size(list(members.values()))
+        if size <= left:
+            left -= size
+            fitting |= members
+        elif size < budget / 10:
+            break  # nearly full; a group that is larger is passed over, as others may fit
     return [fitting[place] for place in sorted(fitting)]
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.parts.report_runs import HOSTILE, write_run
+from tests.parts.report_runs import HOSTILE, change_rows, write_run
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.observe.report import load_run, write_report
 from torchtitan_rl.observe.report.__main__ import main
@@ -133,3 +133,28 @@ def test_run_without_a_recorded_end_says_how_far_it_has_come(tmp_path):
     said = ending(load_run(folder))["text"]
     assert said.startswith("7 of 50 steps in 0:00:14, the last at 2023")
     assert "no end is recorded" in said
+
+
+def test_a_group_larger_than_the_page_leaves_its_room_to_others(tmp_path):
+    folder, output = (
+        write_run(tmp_path / "a", steps=2, prompts=3, siblings=40, text="word " * 4000),
+        tmp_path / "r.html",
+    )
+    write_report(folder, output, size_mb=0.1)
+    data = data_of(output)
+    assert {*column(data, "prompt_idx")} == {1, 2}  # the samples of prompt 0 have 0.8 MB
+    assert data["left"] == 2 * 40
+
+
+def test_a_table_of_one_s_own_may_have_any_cell_in_a_column_of_samples(tmp_path):
+    folder = write_run(tmp_path / "a", steps=1)
+    change_rows(folder, lambda row: row.update(table="own", split=["a"], select_reason=3, messages="a text"))
+    write_report(folder, tmp_path / "r.html")
+    assert len(data_of(tmp_path / "r.html")["rows"]) == 16
+
+
+def test_rows_without_a_name_are_those_of_two_files(tmp_path):
+    folder = write_run(tmp_path / "a", steps=1)
+    rows = change_rows(folder, lambda row: row.pop("episode_id"))
+    (folder / "samples.unfinished.jsonl").write_text(json.dumps(rows[0]) + " \n")
+    assert len(load_run(folder).rows) == 17

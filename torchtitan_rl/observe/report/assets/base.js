@@ -67,7 +67,7 @@ const spoken = new Map();
 /** All texts of a row in lower case, for the search: also its name, messages of tools and environments, and what rewards logged. */
 function searchText(row) {
   if (!spoken.has(row)) {
-    const messages = [...(cell(row, 'messages') || []), ...(cell(row, 'conversation') || [])];
+    const messages = [cell(row, 'messages'), cell(row, 'conversation')].flat(); // a user's own table may have no list there
     const said = messages.map((one) => (typeof one?.content === 'string' ? one.content : JSON.stringify(one ?? '')));
     const logged = columnNames.filter((name) => name.startsWith('extra/')).map((name) => cell(row, name)).filter((value) => value !== null);
     const texts = [...TEXTS.map((name) => cell(row, name) ?? ''), ...logged].map((value) => (typeof value === 'object' ? JSON.stringify(value) : String(value)));

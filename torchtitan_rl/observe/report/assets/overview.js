@@ -99,15 +99,11 @@ function headline(one, place) {
 /** Answers to the same held-out prompts, as lists of rows: of the first and the last evaluation, or of the last one of each run. */
 const compared = lazily(() => {
   const split = distinct('split').find((one) => String(one).startsWith('eval'));
-  const answers = new Map();
-  for (const rows of prompts().values()) {
-    if (none(split) || cell(rows[0], 'split') !== split) continue;
-    const [first, ...later] = sorted([...rows], 'step', false);
-    const key = cell(first, 'prompt');
-    if (!several && later.length && cell(later.at(-1), 'step') > cell(first, 'step')) answers.set(key, [first, later.at(-1)]);
-    if (several) answers.set(key, [...(answers.get(key) || []), later.at(-1) ?? first]);
-  }
-  return [...answers.values()].filter((rows) => rows.length === (several ? runs.length : 2));
+  const whole = [...prompts().values()].map((rows) => sorted(rows.filter((row) => !cell(row, 'unfinished')), 'step', false));
+  const heldOut = whole.filter(([first]) => !none(first) && cell(first, 'split') === split);
+  if (!several) return heldOut.map((rows) => [rows[0], rows.at(-1)]).filter(([first, last]) => cell(last, 'step') > cell(first, 'step'));
+  const last = runs.map((one) => new Map(heldOut.filter(([row]) => cell(row, 'run') === one.name).map((rows) => [cell(rows[0], 'prompt'), rows.at(-1)]))); // of each run, by prompt
+  return [...last[0].keys()].filter((prompt) => last.every((answers) => answers.has(prompt))).map((prompt) => last.map((answers) => answers.get(prompt)));
 });
 /** How the answers were judged. Example: "wrong → right". */
 const judged = (rows) => rows.map((row) => ({ true: 'right', false: 'wrong' })[cell(row, 'correct')] ?? 'not judged').join(several ? ' · ' : ' → ');

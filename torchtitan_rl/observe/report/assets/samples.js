@@ -56,7 +56,7 @@ let arrived = false; // whether the page has just been opened by a link: the lis
 
 function samples(main) {
   if (!data.rows.length) {
-    replace(main, section('Samples', 'No samples are stored in this run.'));
+    replace(main, ...moreNotes(), section('Samples', data.left ? 'None fits this page.' : 'No samples are stored in this run.'));
     return;
   }
   const list = h('div', { class: 'list' });

@@ -129,3 +129,36 @@ def test_a_measurement_has_the_step_at_which_it_was_made(browser, one):
         )
         browser.wait(f"{chart}.querySelector('.where').innerText === 'step {step}'")
         assert browser.run(f"[...{chart}.querySelectorAll('.key b')].map(e => e.innerText)") == expected
+
+
+def test_runs_are_compared_by_each_one_s_answer_also_to_a_prompt_that_comes_twice(browser, tmp_path):
+    runs = [write_evaluations(write_run(tmp_path / name, steps=4)) for name in ("a", "b")]
+    prompts = {"a": [0, 0, 2, 3], "b": [0, 1, 2, 3]}  # run a has the first one twice
+    for run in runs:
+        change_rows(run, lambda row, run=run: row.update(prompt=f"prompt {prompts[run.name][row['prompt_idx']]}"))
+    write_report(runs[0], tmp_path / "r.html", others=runs[1:])
+    browser.open(at(tmp_path / "r.html", view="prompts"))
+    lines = texts(browser, "[data-table=answers] tbody tr")
+    assert sorted(line.split("\t")[0] for line in lines) == ["prompt 0", "prompt 2", "prompt 3"]
+    browser.open(tmp_path / "r.html")
+    assert [said[0] for said in texts(browser, ".example .sibling")] == ["a", "b"]
+    assert clean(browser), browser.errors
+
+
+def test_samples_of_an_evaluation_that_failed_are_no_prompt_after_training(browser, tmp_path):
+    folder = write_evaluations(write_run(tmp_path / "a", steps=4))
+    drafted = {
+        "unfinished": True,
+        "split": "eval_greedy",
+        "table": "evaluation/samples",
+        "reward": None,
+        "correct": None,
+    }
+    rows = [
+        row_of(5, p, 0, 1, random.Random(0), "drafted") | drafted | {"episode_id": f"eval_greedy/5/{p}/0"}
+        for p in range(4)
+    ]
+    (folder / "samples.unfinished.jsonl").write_text("\n".join(map(json.dumps, rows)) + " \n")
+    write_report(folder, tmp_path / "r.html")
+    browser.open(tmp_path / "r.html")
+    assert texts(browser, ".example .chip") == ["wrong → right 2", "right → right 1", "wrong → wrong 1"]

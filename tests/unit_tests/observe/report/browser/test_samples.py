@@ -190,3 +190,18 @@ def test_samples_open_with_the_worst_training_sample_of_the_last_step(browser, t
     assert sorted(shown(browser)) == list(range(48, 64))
     browser.open(at(tmp_path / "r.html", view="samples", open="eval_greedy/3/5/0"))
     assert browser.run("document.querySelector('tr.open') !== null")
+
+
+def test_the_search_reads_messages_that_are_no_list(browser, tmp_path):
+    open_samples(browser, tmp_path, {"messages": 7, "conversation": {"said": "Oak"}}, run=SIBLINGS, q="oak")
+    assert shown(browser) == [0, 1, 2]
+    assert clean(browser), browser.errors
+
+
+def test_samples_of_which_none_fits_are_said_to_be_stored(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=40, text="word " * 4000)
+    write_report(folder, tmp_path / "r.html", size_mb=0.1)
+    browser.open(at(tmp_path / "r.html", view="samples"))
+    assert "40 more samples do not fit this page" in text(browser, "main")
+    assert "No samples are stored" not in text(browser, "main")
+    assert clean(browser), browser.errors
