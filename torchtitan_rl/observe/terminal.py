@@ -43,8 +43,8 @@ class Terminal(Listener):
             if len(events.running) > 1:
                 part, seconds = events.running[-1], time.perf_counter() - events.began[-1]
                 parts.append(PARTS.get(part.removeprefix("evaluation/"), part))
-            if events.counts:
-                parts.append(f"{events.counts[-1]} completions")
+            # The main thread may end the loop now: a slice never raises.
+            parts += [f"{count} completions" for count in events.counts[-1:]]
             return f"{name}: {', '.join(parts) or 'working'} ... {seconds:.0f} s{f' ({behind})' if behind else ''}"
 
         return _beating(describe)
