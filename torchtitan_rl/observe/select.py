@@ -14,6 +14,7 @@ from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.references import load_function
 from torchtitan_rl.observe.sample_rows import Row, as_score, score_of
 from torchtitan_rl.observe.tokens import without_tokens
+from torchtitan_rl.text import plain
 
 UNSCORED_SHOWN = 2
 """Rows without a usable score to show in each step, unless the config has its own "unscored:k"."""
@@ -138,7 +139,7 @@ def guarded(function: Callable[[Row], Any], text: str) -> Value:
         if failed:
             return None
         try:
-            return as_score(function(dict(row)))
+            return as_score(plain(function(dict(row))))
         except Exception:
             failed = True
             fault = f"metrics.select = {text!r}: it ranks no row from here on"

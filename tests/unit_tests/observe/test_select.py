@@ -127,3 +127,11 @@ def test_any_recorded_column_and_a_users_function_rank_rows_over_all_ranks(tmp_p
     assert chosen("shortest", "response") == ["xxxxx"] * 3
     assert chosen("broken", "response") == []
     assert caplog.text.count("it ranks no row from here on") == 1
+
+
+def test_a_users_function_may_return_a_number_of_numpy(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import numpy\n\ndef longest(row):\n    return numpy.int64(len(row['response']))\n"
+    )
+    rows = [row(i, score=None, response="x" * i) for i in range(4)]
+    assert [r["response"] for r in selected(rows, (f"{tmp_path}/mine.py:longest", "unscored:0"))] == ["xxx"]
