@@ -5,7 +5,7 @@ from typing import Any
 
 from torchtitan_rl.observe.cell_text import compact_number, flat_cell, utf8
 from torchtitan_rl.observe.sample_rows import Row
-from torchtitan_rl.observe.sinks.base import Sink, SinkContext, StepRecord
+from torchtitan_rl.observe.sinks.base import Sink, StepRecord
 from torchtitan_rl.text import head_and_tail
 
 MAX_CELL_CHARACTERS = 4000
@@ -22,37 +22,28 @@ class TensorboardSink(Sink):
     """
 
     requires = "tensorboard"
-
-    def __init__(self, context: SinkContext) -> None:
-        super().__init__(context)
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._new_writer = SummaryWriter
-        self._writer: SummaryWriter | None = None
-
-    def write(self, record: StepRecord) -> None:
-        writer = self._open(record.step)
-        for key, value in record.values.items():
-            writer.add_scalar(key, value, record.step, walltime=record.time_s)
-        for key, values in record.distributions.items():
-            writer.add_histogram(f"{key}/histogram", values, record.step, walltime=record.time_s)
-        for key, rows in record.tables.items():
-            writer.add_text(key, _markdown(rows), record.step, walltime=record.time_s)
-        writer.flush()
+    _writer: Any = None
 
     def rewind(self, step: int) -> None:
-        """Hides what was written after `step`."""
-        self._open(step)
+        """Opens the event files, and hides what was written from `step` on."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = self.context.run_folder / "tensorboard"
+        self._writer = SummaryWriter(str(folder), purge_step=step)
+
+    def write(self, record: StepRecord) -> None:
+        for key, value in record.values.items():
+            self._writer.add_scalar(key, value, record.step, walltime=record.time_s)
+        for key, values in record.distributions.items():
+            name = f"{key}/histogram"
+            self._writer.add_histogram(name, values, record.step, walltime=record.time_s)
+        for key, rows in record.tables.items():
+            self._writer.add_text(key, _markdown(rows), record.step, walltime=record.time_s)
+        self._writer.flush()
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-    def _open(self, step: int) -> Any:
-        if self._writer is None:
-            folder = self.context.run_folder / "tensorboard"
-            self._writer = self._new_writer(str(folder), purge_step=step)
-        return self._writer
 
 
 def _markdown(rows: list[Row]) -> str:
