@@ -116,12 +116,13 @@ class Series:
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def values(self, key: str) -> dict[str, float]:
-        """The numbers to show, by name. Without a finite value, only the count of non-finite values."""
-        value = None if self._state is None else FORMULAS[self.reduction].value(self._state)
-        return ({} if value is None else {key: value}) | self._non_finite(key)
+        """The numbers to show, by name: those of the finite values, if there are any, and the count of others."""
+        others = {f"{key}/non_finite": float(self.non_finite)} if self.non_finite else {}
+        return self._finite(key) | others
 
-    def _non_finite(self, key: str) -> dict[str, float]:
-        return {f"{key}/non_finite": float(self.non_finite)} if self.non_finite else {}
+    def _finite(self, key: str) -> dict[str, float]:
+        value = None if self._state is None else FORMULAS[self.reduction].value(self._state)
+        return {} if value is None else {key: value}
 
 
 class Distribution(Series):
@@ -150,13 +151,11 @@ class Distribution(Series):
         self.non_finite += other.non_finite
         self._add(other.numbers, other._priorities)
 
-    def values(self, key: str) -> dict[str, float]:
-        """Quantiles by name, and the count of non-finite values."""
+    def _finite(self, key: str) -> dict[str, float]:
         if not len(self.numbers):
-            return self._non_finite(key)
+            return {}
         quantiles = np.quantile(self.numbers, list(QUANTILES.values())).tolist()
-        named = zip(QUANTILES, quantiles, strict=True)
-        return {f"{key}/{name}": q for name, q in named} | self._non_finite(key)
+        return {f"{key}/{name}": q for name, q in zip(QUANTILES, quantiles, strict=True)}
 
     def _add(self, values: np.ndarray, priorities: np.ndarray) -> None:
         self.numbers = np.concatenate([self.numbers, values])

@@ -127,17 +127,11 @@ class ConsoleSink(Sink):
         for row in rows[:MAX_SAMPLES]:
             self._console.print(sample_panel(row, self._console))
 
-    def _step_of(self, step: int) -> str:
-        width = len(str(self.context.total_steps))
-        return f"step {step:>{width}}/{self.context.total_steps}"
-
-    @staticmethod
-    def _end_of(seconds: str, remaining: str) -> str:
-        return f"  {seconds:>6}  ETA {remaining:>8}"
-
     def _step_line(self, record: StepRecord) -> Text:
-        line = Text(self._step_of(record.step), style="bold")
-        end = self._end_of(*self._times(record))
+        total = self.context.total_steps
+        line = Text(f"step {record.step:>{len(str(total))}}/{total}", style="bold")
+        seconds, remaining = self._times(record)
+        end = f"  {seconds:>6}  ETA {remaining:>8}"
         values = {
             column.label: record.values.get(column.key, math.nan)
             for column in STEP_LINE
