@@ -43,15 +43,7 @@ from torchtitan_rl.observe.reduce import Reduce
 from torchtitan_rl.observe.sample_rows import TRAINED_SPLIT, episode_rows
 from torchtitan_rl.observe.unfinished import UnfinishedStep
 from torchtitan_rl.summary import same_everywhere
-from torchtitan_rl.types import (
-    Completion,
-    Episode,
-    EvaluationPass,
-    Group,
-    Metric,
-    ScoredCompletion,
-    flat,
-)
+from torchtitan_rl.types import Episode, EvaluationPass, Group, Metric, Sample, flat
 
 if TYPE_CHECKING:
     from torchtitan_rl.algorithm import Algorithm
@@ -66,13 +58,7 @@ class RankObserver:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder, self._unfinished = recorder, UnfinishedStep()
 
-    def keep(
-        self,
-        groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]],
-        *,
-        step: int,
-        split: str,
-    ) -> None:
+    def keep(self, groups: Sequence[Group[Sample]], *, step: int, split: str) -> None:
         """Called as soon as groups are sampled, graded and credited. `close` writes those of a step that is never whole."""
         self._unfinished.keep(groups, step=step, split=split)
 

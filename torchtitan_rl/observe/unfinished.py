@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torchtitan_rl.observe.sample_rows import TRAINED_SPLIT, Row, episode_rows
 from torchtitan_rl.observe.tokens import MOST_TOKENS, TOKENS, Decode, with_special_tokens
-from torchtitan_rl.types import Completion, Credit, Episode, Group, ScoredCompletion
+from torchtitan_rl.types import Completion, Credit, Episode, Group, Sample, ScoredCompletion
 
 REASON = "its step failed"
 """Why these samples are not in the loss, unless the algorithm has left them out already."""
@@ -20,13 +20,7 @@ class UnfinishedStep:
         self._groups: dict[tuple[str, int], Group] = {}
         self._step = 0
 
-    def keep(
-        self,
-        groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]],
-        *,
-        step: int,
-        split: str,
-    ) -> None:
+    def keep(self, groups: Sequence[Group[Sample]], *, step: int, split: str) -> None:
         """Keep the groups instead of what is kept of the same prompts."""
         self._step = step
         self._groups.update({(split, group.prompt.prompt_idx): group for group in groups})
