@@ -1,9 +1,9 @@
 """Reports steps without a learning signal: all advantages are 0, as where the rewards of every group are equal."""
 
 import logging
-import os
 from collections.abc import Sequence
 
+from torchtitan_rl.comm import is_rank_0
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.types import Episode, Group, flat
 
@@ -26,13 +26,12 @@ class IdleNotice:
         self._rewarded |= any(episode.reward is not None for episode in flat(groups))
         taught = any(e.in_loss and e.credit.has_advantage for e in flat(groups))
         self._steps = 0 if taught else self._steps + 1
-        if self._steps in AFTER_STEPS:
+        if self._steps in AFTER_STEPS and is_rank_0():
             count = f"{self._steps} step{'s' * (self._steps > 1)}"
-            if os.environ.get("RANK", "0") == "0":
-                logger.warning(
-                    f"no learning signal for {count}: every advantage is 0. {likely_reason(groups)} "
-                    "torchtitan-rl report RUN shows the samples."
-                )
+            logger.warning(
+                f"no learning signal for {count}: every advantage is 0. {likely_reason(groups)} "
+                "torchtitan-rl report RUN shows the samples."
+            )
 
     def check_rewarded(self) -> None:
         """Raise TrainingStopped if there were steps, and no completion of them had a reward: the run is no success."""

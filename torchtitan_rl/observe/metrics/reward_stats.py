@@ -20,8 +20,11 @@ Groups = Sequence[Group[Episode]]
 
 
 def finite_rewards(episodes: Sequence[Episode]) -> list[float]:
-    rewards = [episode.reward for episode in episodes]
-    return [reward for reward in rewards if reward is not None and math.isfinite(reward)]
+    return _finite([episode.reward for episode in episodes])
+
+
+def _finite(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def judgements(episodes: Sequence[Episode]) -> list[bool]:
@@ -48,8 +51,7 @@ def reward_metrics(groups: Groups) -> dict[str, Metric]:
         metrics["reward/group_std"] = same_everywhere(fmean(stds))
     for function in sorted({name for e in episodes for name in e.scored.reward_breakdown}):
         values = [episode.scored.reward_breakdown.get(function) for episode in episodes]
-        numbers = [value for value in values if value is not None and math.isfinite(value)]
-        metrics |= describe(f"reward/{function}", numbers, ("mean", "std"))
+        metrics |= describe(f"reward/{function}", _finite(values), ("mean", "std"))
     credits = [episode.credit for episode in episodes]
     shaped = [c.shaped_reward for c in credits if c.shaped_reward is not None]
     bonuses = [c.columns["entropy_bonus"] for c in credits if "entropy_bonus" in c.columns]
