@@ -75,11 +75,17 @@ def render(runs: Sequence[Run], *, size_mb: float = SIZE_MB) -> str:
     scripts = "\n".join(text[name] for name in _SCRIPTS)
     licence, plot = text["uplot-LICENSE.txt"].strip(), text["uplot-1.6.32.min.js"]
     code = f"/*\nuPlot 1.6.32\n{licence}\n*/\n{plot}\n(() => {{\n'use strict';\n{scripts}\n}})();"
-    names = _names(runs)
+    names = [run.name for run in runs]
+    if len({*names}) < len(names):
+        names = [str(run.folder) for run in runs]
     described = [{"name": name, **_described(run)} for name, run in zip(names, runs)]
     stored = runs[0].rows
-    if len(runs) > 1:
-        stored = [_of_run(name, row) for name, run in zip(names, runs) for row in run.rows]
+    if len(runs) > 1:  # a row's name in links tells it from other runs'
+        stored = [
+            row | {"run": name, "episode_id": f"{name}/{row['episode_id']}"}
+            for name, run in zip(names, runs)
+            for row in run.rows
+        ]
     fixed = len(code) + len(style) + _size(described)
     rows = _rows_within(stored, max(1e6 * LEAST_ROWS_MB, 1e6 * size_mb - fixed))
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
@@ -93,17 +99,6 @@ def render(runs: Sequence[Run], *, size_mb: float = SIZE_MB) -> str:
     }
     pieces = text["report.html"].split("%%")  # every second one is the name of a part
     return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
-
-
-def _names(runs: Sequence[Run]) -> list[str]:
-    """The name of each run's folder; its path where two have one name."""
-    names = [run.name for run in runs]
-    return names if len({*names}) == len(names) else [str(run.folder) for run in runs]
-
-
-def _of_run(name: str, row: Row) -> Row:
-    """A row of one of several runs. Its name in links tells it from the others'."""
-    return row | {"run": name, "episode_id": f"{name}/{row['episode_id']}"}
 
 
 def embed(value: Any) -> str:

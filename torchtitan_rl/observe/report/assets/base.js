@@ -63,18 +63,14 @@ function saidText(row) {
   const text = (message) => (typeof message?.content === 'string' ? message.content : JSON.stringify(message?.content ?? message));
   return said.map((message) => `${[message?.role, message?.name].filter(Boolean).join(' ')}: ${text(message)}`).join('\n');
 }
-const spoken = new Map();
-/** All texts of a row in lower case, for the search: also its name, messages of tools and environments, and what rewards logged. */
-function searchText(row) {
-  if (!spoken.has(row)) {
-    const messages = [cell(row, 'messages'), cell(row, 'conversation')].flat(); // a user's own table may have no list there
-    const said = messages.map((one) => (typeof one?.content === 'string' ? one.content : JSON.stringify(one ?? '')));
-    const logged = columnNames.filter((name) => name.startsWith('extra/')).map((name) => cell(row, name)).filter((value) => value !== null);
-    const texts = [...TEXTS.map((name) => cell(row, name) ?? ''), ...logged].map((value) => (typeof value === 'object' ? JSON.stringify(value) : String(value)));
-    spoken.set(row, [nameOf(row), ...texts, ...said].join('\n').toLowerCase());
-  }
-  return spoken.get(row);
-}
+/** All texts of each row in lower case, for the search: also its name, messages of tools and environments, and what rewards logged. */
+const searchTexts = lazily(() => data.rows.map((_, row) => {
+  const messages = [cell(row, 'messages'), cell(row, 'conversation')].flat(); // a user's own table may have no list there
+  const said = messages.map((one) => (typeof one?.content === 'string' ? one.content : JSON.stringify(one ?? '')));
+  const logged = columnNames.filter((name) => name.startsWith('extra/')).map((name) => cell(row, name)).filter((value) => value !== null);
+  const texts = [...TEXTS.map((name) => cell(row, name) ?? ''), ...logged].map((value) => (typeof value === 'object' ? JSON.stringify(value) : String(value)));
+  return [nameOf(row), ...texts, ...said].join('\n').toLowerCase();
+}));
 
 // ---- state: stored in the URL, so that a reload (or a link) restores the same view ----
 
@@ -153,23 +149,23 @@ function choice(label, name, options, changed) {
     h('select', { 'data-field': name, onchange: (event) => { state[name] = event.target.value; changed(); } },
       options.map(([value, text]) => h('option', { value, selected: String(value) === String(state[name]) }, text))));
 }
-/** A labelled input that writes to the state. */
-function input(label, name, type, changed, extra) {
+/** An input element that writes to the state. */
+function entry(name, changed, props) {
   const later_ = later(changed, 150);
-  return h('label', { class: `field ${type}` }, h('span', {}, label),
-    h('input', { 'data-field': name, type, value: state[name], ...extra, oninput: (event) => { state[name] = event.target.value; later_(); } }));
+  return h('input', { 'data-field': name, value: state[name], ...props, oninput: (event) => { state[name] = event.target.value; later_(); } });
+}
+/** A labelled input. */
+const input = (label, name, type, changed, extra) => h('label', { class: `field ${type}` }, h('span', {}, label), entry(name, changed, { type, ...extra }));
+/** Two number inputs for a column's bounds. */
+function bounds(label, [low, high], changed) {
+  const end = (name, word) => entry(name, changed, { type: 'number', step: 'any', placeholder: word, 'aria-label': `${label} ${word}` });
+  return h('div', { class: 'field bounds' }, h('span', {}, label), h('div', {}, end(low, 'from'), end(high, 'to')));
 }
 const SHORT = 12; // characters of a cell that is never broken, such as "100.0 %"
 function table(headers, lines, props) {
   return h('div', { class: 'scroll', tabindex: 0, role: 'group', 'aria-label': 'table' }, h('table', { class: 'plain', ...props },
     h('thead', {}, h('tr', {}, headers.map((header) => h('th', {}, header)))),
     h('tbody', {}, lines.map((line) => h('tr', {}, line.map((one) => h('td', { class: typeof one === 'string' && one.length <= SHORT && 'short' }, one)))))));
-}
-/** Two number inputs for a column's bounds, which write to the state. */
-function bounds(label, [low, high], changed) {
-  const later_ = later(changed, 150);
-  const end = (name, word) => h('input', { 'data-field': name, type: 'number', step: 'any', placeholder: word, 'aria-label': `${label} ${word}`, value: state[name], oninput: (event) => { state[name] = event.target.value; later_(); } });
-  return h('div', { class: 'field bounds' }, h('span', {}, label), h('div', {}, end(low, 'from'), end(high, 'to')));
 }
 const facts = (...parts) => h('div', { class: 'facts' }, parts.flat().filter(Boolean).map((part) => (typeof part === 'string' ? h('span', {}, visible(part)) : part)));
 const section = (title, note, ...children) => h('section', {},

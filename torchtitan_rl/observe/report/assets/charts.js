@@ -145,10 +145,3 @@ function changeWords(changed) {
 
 const WHOLE = Array.from({ length: 9 }, (_, i) => [1, 2, 5].map((digit) => digit * 10 ** i)).flat(); // distances of ticks: steps are whole
 const tick = (value) => (value && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6) ? figure(value) : Number(value.toPrecision(5)).toLocaleString('en', { maximumFractionDigits: 6 }));
-
-/** Adds cards to a container and draws them. */
-function placeCards(container, made) {
-  const shown = made.filter(Boolean);
-  container.replaceChildren(...shown);
-  for (const one of shown) one.draw();
-}

@@ -138,5 +138,7 @@ function searchSeries(container, status) {
   const wanted = state.series.trim().toLowerCase();
   const hits = wanted ? allKeys().filter((key) => key.toLowerCase().includes(wanted)) : [];
   status.textContent = wanted ? `${hits.length} of ${allKeys().length} series${hits.length > MORE ? `; the first ${MORE} are shown` : ''}` : `${allKeys().length} series`;
-  placeCards(container, hits.slice(0, MORE).map((key) => curveCard({ title: key, keys: [[key, '']] })));
+  const cards = hits.slice(0, MORE).map((key) => curveCard({ title: key, keys: [[key, '']] })).filter(Boolean);
+  container.replaceChildren(...cards);
+  cards.forEach((one) => one.draw());
 }

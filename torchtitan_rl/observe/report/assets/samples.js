@@ -20,7 +20,7 @@ function chosenRows() {
     equals('correct', { right: 'true', wrong: 'false', unknown: 'null' }[state.right] ?? ''),
     between('step', state.from, state.to), between('reward', state.low, state.high),
     state.shown ? (row) => !['', null, 'sibling'].includes(cell(row, 'select_reason')) : null,
-    words ? (row) => searchText(row).includes(words) : null,
+    words ? (row) => searchTexts()[row].includes(words) : null,
   ].filter(Boolean);
   const found = [...data.rows.keys()].filter((row) => tests.every((test) => test(row)));
   return sorted(found, state.sort, state.down);
