@@ -169,5 +169,10 @@ def _read_warnings(paths: list[Path]) -> list[dict[str, Any]]:
             warning = {"text": text[:2000], "level": level, "first": first, "count": 0}
             warning["library"] = level == "WARNING" and logger in LIBRARIES
             distinct.setdefault(_NUMBER.sub("#", text), warning)["count"] += 1
-    ordered = sorted(distinct.values(), key=lambda one: (one["library"], -one["count"]))
-    return ordered[:MAX_WARNINGS]
+
+    def place(warning: dict[str, Any]) -> tuple[bool, int]:
+        return warning["library"], -warning["count"]
+
+    # Errors first: however many warnings there are, none of them is cut.
+    ordered = sorted(sorted(distinct.values(), key=place), key=lambda w: w["level"] == "WARNING")
+    return sorted(ordered[:MAX_WARNINGS], key=place)

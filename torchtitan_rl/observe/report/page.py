@@ -21,6 +21,8 @@ CELL_CHARACTERS = 20_000
 """Longer texts are shortened to head and tail."""
 SIZE_MB = 5.0
 """Default maximum size of the page. Samples that would exceed it are left out."""
+EXACT = 2**53
+"""Larger integers are no exact numbers in JavaScript."""
 LEAST_ROWS_MB = 0.5
 """Size that samples may always have, however large the metrics are."""
 
@@ -178,7 +180,8 @@ def _shown(row: Row) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """The value with floats of six digits, and None for NaN and infinity, which JSON lacks; long texts shortened."""
+    """The value with floats of six digits, and None for NaN and infinity, which JSON lacks; long texts shortened, and integers that
+    JavaScript would round as texts."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -187,4 +190,4 @@ def _plain(value: Any) -> Any:
         return head_and_tail(value, CELL_CHARACTERS)
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
+    return str(value) if isinstance(value, int) and abs(value) > EXACT else value

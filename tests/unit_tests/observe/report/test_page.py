@@ -158,3 +158,22 @@ def test_rows_without_a_name_are_those_of_two_files(tmp_path):
     rows = change_rows(folder, lambda row: row.pop("episode_id"))
     (folder / "samples.unfinished.jsonl").write_text(json.dumps(rows[0]) + " \n")
     assert len(load_run(folder).rows) == 17
+
+
+def test_an_error_is_not_cut_by_many_different_warnings(tmp_path):
+    folder = write_run(tmp_path / "a", steps=1)
+    said = [f"WARNING my_reward: cannot parse '{chr(97 + i % 26) * (i + 1)}'" for i in range(150)] + [
+        "ERROR root: it died"
+    ]
+    log = "".join(f"2026-11-21 12:00:00,000 {line}\n" for line in said)
+    (folder / "logs" / "rank_0.log").write_text(log)
+    assert [one["text"] for one in load_run(folder).warnings if one["level"] == "ERROR"] == ["root: it died"]
+
+
+def test_an_integer_that_javascript_would_round_is_a_text(tmp_path):
+    folder = write_run(tmp_path / "a", steps=1)
+    change_rows(folder, lambda row: row.update({"example/id": 2**60 + 1, "example/small": 2**53}))
+    write_report(folder, tmp_path / "r.html")
+    data = data_of(tmp_path / "r.html")
+    assert {*column(data, "example/id")} == {str(2**60 + 1)}
+    assert {*column(data, "example/small")} == {2**53}

@@ -247,9 +247,10 @@ function otherColumns(row) {
   const lead = (name) => ['reward/', 'extra/', 'example/', ''].findIndex((start) => name.startsWith(start));
   rest.sort((a, b) => lead(a) - lead(b));
   const whole = (value) => (value !== null && typeof value === 'object' ? JSON.stringify(value, null, 1) : figure(value));
+  const short = (value) => (Number.isSafeInteger(value) ? value.toLocaleString('en') : figure(value)); // all digits of a name such as example/id
   const isLong = (text) => text.length > 80 || text.includes('\n');
   const isInner = (name) => lead(name) === 3; // of how it was made: policy_version, staleness
-  const list = (names) => h('dl', { class: 'columns' }, names.map((name) => [name, JSON.stringify(cell(row, name)).length > 80 ? whole(cell(row, name)) : figure(cell(row, name))]).map(([name, text]) => h('div', { class: isLong(text) && 'long' },
+  const list = (names) => h('dl', { class: 'columns' }, names.map((name) => [name, JSON.stringify(cell(row, name)).length > 80 ? whole(cell(row, name)) : short(cell(row, name))]).map(([name, text]) => h('div', { class: isLong(text) && 'long' },
     h('dt', {}, visible(name)), h('dd', {}, isLong(text) ? textBlock(text) : h('bdi', {}, visible(text))))));
   return [list(rest.filter((name) => !isInner(name))), h('details', {}, h('summary', {}, 'how it was made'), list(rest.filter(isInner)))];
 }

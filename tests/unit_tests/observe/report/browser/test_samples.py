@@ -78,6 +78,11 @@ def test_the_list_has_the_part_of_a_prompt_that_others_do_not_share(browser, tmp
     assert sorted(texts(browser, "td.c-prompt")) == [f"…1{i}…" for i in range(4)]
 
 
+def test_a_column_shows_all_digits_of_an_integer(browser, tmp_path):
+    open_samples(browser, tmp_path, {"example/id": 12345678901}, run=SIBLINGS, open="train/1/0/0")
+    assert "12,345,678,901" in text(browser, ".columns")
+
+
 def test_how_a_sample_was_made_is_folded(browser, one):
     browser.open(at(one[0], view="samples", open="train/1/0/0"))
     columns = "[...document.querySelectorAll('.columns dt')].filter(e => e.checkVisibility()).map(e => e.innerText)"
