@@ -19,7 +19,6 @@ from torchtitan_rl.fields.number import number
 from torchtitan_rl.observe.collector import Collection, Collector
 from torchtitan_rl.observe.filters import sink_filters
 from torchtitan_rl.observe.line_file import LineFile
-from torchtitan_rl.observe.sample_rows import Row
 from torchtitan_rl.observe.select import Selection
 from torchtitan_rl.observe.sink_thread import SinkThread
 from torchtitan_rl.observe.sinks import Sink, SinkContext, StepRecord, chosen_sinks
@@ -143,14 +142,13 @@ class Recorder(Configurable):
 
         Returns: the merged numbers on rank 0, {} elsewhere. Never raises; an internal error loses this step's metrics.
         """
-        collection = self._or_after_error("collecting", self.collector.drain, Collection())
-        gathered: list[Any] | None = [collection]
+        collection = self._or_after_error("collecting", Collection(), self.collector.drain)
+        gathered = [collection]
         if self._gather is not None:
-            gather = functools.partial(self._gather, collection)
-            gathered = self._or_after_error("gathering", gather, [collection])
+            gathered = self._or_after_error("gathering", gathered, self._gather, collection)
         if gathered is None or self._rank != 0:
             return {}
-        return self._or_after_error("merging", lambda: self._write(step, gathered), {})
+        return self._or_after_error("merging", {}, self._write, step, gathered)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: a resumed run cuts the files where it goes on. First waits, at most 5 s for each sink that can
@@ -168,11 +166,7 @@ class Recorder(Configurable):
 
         Of several failing ranks, the first one writes: it has the samples that made it fail.
         """
-        self._or_after_error(
-            "writing a failed step's samples",
-            lambda: self._write_first(step.rows(self._decode)),
-            None,
-        )
+        self._or_after_error("writing a failed step's samples", None, self._write_first, step)
 
     def close(self) -> None:
         """Finishes the waiting writes, in at most 30 s for all sinks, and closes the sinks.
@@ -215,9 +209,9 @@ class Recorder(Configurable):
             sink_thread.submit(self._filters[name].part(record))
         return dict(values)
 
-    def _write_first(self, rows: list[Row]) -> None:
+    def _write_first(self, step: UnfinishedStep) -> None:
         """Writes the rows of a step that failed, unless another rank has written its own."""
-        target = self._run_folder / UNFINISHED_FILE
+        rows, target = step.rows(self._decode), self._run_folder / UNFINISHED_FILE
         if not rows or target.exists():
             return
         path = target.with_name(f".{UNFINISHED_FILE}.{os.getpid()}")
@@ -234,10 +228,12 @@ class Recorder(Configurable):
             os.link(path, target)  # fails if another rank was first
         path.unlink()
 
-    def _or_after_error(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:
-        """Returns the call's result, or `otherwise` after an error. The first error is logged with its traceback."""
+    def _or_after_error(
+        self, doing: str, otherwise: Any, call: Callable[..., Any], *values: Any
+    ) -> Any:
+        """Returns what `call(*values)` returns, or `otherwise` after an error. The first error is logged with its traceback."""
         try:
-            return call()
+            return call(*values)
         except Exception:
             self.collector.rejected += 1
             if doing not in self._failed:
