@@ -112,16 +112,19 @@ def _spread(sampled: "FloatArray", mask: "BoolArray", digits: int) -> list[float
 def pieces(ids: list[int], decode: Decode) -> list[str]:
     """The text that each token adds. The last token of a multi-token character gets the whole character."""
     texts: list[str] = []
-    before: list[int] = []
+    first: list[int] = []  # the tokens of the first character
+    start = 0  # their text's length
     waiting: list[int] = []
     for place, token in enumerate(ids, start=1):
         waiting.append(token)
-        # After the tokens before, as some tokenizers leave out the space with which a text begins.
-        text = decode(before + waiting)[len(decode(before)) :]
+        # After the first ones, as some tokenizers leave out the space with which a text begins.
+        text = decode(first + waiting)[start:]
         unfinished = text.endswith("\ufffd") and len(waiting) < _LONGEST_CHARACTER
         if unfinished and place < len(ids):
             texts.append("")
-        else:
-            texts.append(text)
-            before, waiting = waiting, []
+            continue
+        texts.append(text)
+        if not first:
+            first, start = waiting, len(text)
+        waiting = []
     return texts
