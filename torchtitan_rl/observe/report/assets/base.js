@@ -39,7 +39,6 @@ const groups = lazily(() => Map.groupBy(data.rows.keys(), groupKey));
 const prompts = lazily(() => Map.groupBy(data.rows.keys(), promptKey));
 /** A row's name in links: that of its episode, which stays when the run grows. */
 const nameOf = (row) => cell(row, 'episode_id');
-const named = lazily(() => new Map(data.rows.map((_, row) => [nameOf(row), row])));
 
 /** Notes that the page has not all samples; none if it has. */
 const moreNotes = () => [
@@ -97,12 +96,6 @@ function remember() {
 function leave() {
   try { history.pushState(null, '', location.href); } catch { /* some viewers forbid it */ }
 }
-/** Makes the row the one that the address asks for. */
-function ask(row) {
-  state.open = nameOf(row);
-}
-/** The row that the address asks for: null if it asks for none, undefined if it is not in the page. */
-const askedRow = () => (state.open ? named().get(state.open) : null);
 
 // ---- text ----
 

@@ -8,7 +8,7 @@ const MANY = 60; // siblings, or steps of one prompt, shown
 
 function openSample(detail, row) {
   opened = row;
-  ask(row);
+  state.open = nameOf(row);
   const siblings = sorted([...(groups().get(groupKey(row)) || [row])], 'reward', true);
   const history = prompts().get(promptKey(row)) || [row];
   if (!['sample', 'siblings', 'history'].includes(state.tab)) state.tab = 'sample';

@@ -61,7 +61,7 @@ function samples(main) {
   }
   const list = h('div', { class: 'list' });
   const detail = h('article', { class: 'detail', tabindex: -1 });
-  const asked = askedRow();
+  const asked = state.open ? [...data.rows.keys()].find((row) => nameOf(row) === state.open) : null; // undefined: it is not in the page
   if (state.split === 'auto') state.split = typeof asked === 'number' ? String(cell(asked, 'split')) : distinct('split').includes('train') ? 'train' : '';
   opened = asked ?? null;
   const refresh = (keep) => {
@@ -85,7 +85,7 @@ function samples(main) {
 const missing = () => h('p', { role: 'alert' }, 'The sample of this link, ', h('b', {}, visible(state.open)), ', is not in this page. ',
   data.left ? 'It may not fit: write the page with a larger --size.' : 'Write the page again if the run has gone on since. A run stores the selected samples and the greedy evaluation; metrics.keep_all_rows stores every sample.');
 /** A button of another page that leads to a sample, in one of its tabs. Back leads to that page again. */
-const sampleLink = (row, title, tab = state.tab) => h('button', { class: 'link', onclick: () => { leave(); ask(row); Object.assign(state, { split: 'auto', tab }); show('samples'); } }, title);
+const sampleLink = (row, title, tab = state.tab) => h('button', { class: 'link', onclick: () => { leave(); Object.assign(state, { open: nameOf(row), split: 'auto', tab }); show('samples'); } }, title);
 /** Opens a sample for the reader: Back leads to the one before. */
 function visit(detail, row) {
   if (row !== opened) leave();
