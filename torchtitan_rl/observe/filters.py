@@ -30,14 +30,10 @@ class Filter:
         return every > 0 and step % every == 0
 
     def part(self, record: StepRecord) -> StepRecord:
-        parts = {
-            name: {
-                key: value
-                for key, value in getattr(record, name).items()
-                if self.takes(key, record.step)
-            }
-            for name in ("values", "stored", "distributions")
-        }
+        parts = {}
+        for name in ("values", "stored", "distributions"):
+            items = getattr(record, name).items()
+            parts[name] = {key: value for key, value in items if self.takes(key, record.step)}
         return replace(record, **parts)
 
 

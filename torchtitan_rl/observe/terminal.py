@@ -11,8 +11,6 @@ from torchtitan_rl.events import Kind, Listener, progress
 HEARTBEAT_SECONDS, LONGEST_SILENCE_SECONDS = 8.0, 120.0
 """Seconds until a running phase's first heartbeat, and the longest time between two heartbeats."""
 
-HEARTBEAT_THREAD = "heartbeat"
-
 PARTS = {
     "generate": "sampling",
     "generate/environments": "waiting for tools and environments",
@@ -77,7 +75,7 @@ def _beating(describe: Callable[[float], str]) -> Iterator[None]:
             progress(describe(so_far))
             pause = min(so_far, LONGEST_SILENCE_SECONDS)
 
-    threading.Thread(target=beat, name=HEARTBEAT_THREAD, daemon=True).start()
+    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
     try:
         yield
     finally:

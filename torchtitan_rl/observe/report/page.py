@@ -28,8 +28,7 @@ LEAST_ROWS_MB = 0.5
 
 _NOTICE = b"<noscript>This report needs JavaScript."
 """The text by which a page is known."""
-_VIEWS = ("overview.js", "samples.js", "sample.js", "prompts.js", "health.js")
-_SCRIPTS = ("base.js", "charts.js", *_VIEWS, "app.js")
+_SCRIPTS = ("base", "charts", "overview", "samples", "sample", "prompts", "health", "app")
 HELD_OUT = "eval_greedy"
 """The split of the greedy evaluation. All its samples are stored."""
 _PROMPT_COLUMNS = ("run", "split", "table", "step", "prompt_idx")
@@ -74,7 +73,7 @@ def render(runs: Sequence[Run], *, size_mb: float = SIZE_MB) -> str:
     asset = resources.files(__package__).joinpath("assets")
     text = {file.name: file.read_text("utf-8") for file in asset.iterdir()}
     style = f"{text['uplot-1.6.32.min.css']}\n{text['report.css']}"
-    scripts = "\n".join(text[name] for name in _SCRIPTS)
+    scripts = "\n".join(text[f"{name}.js"] for name in _SCRIPTS)
     licence, plot = text["uplot-LICENSE.txt"].strip(), text["uplot-1.6.32.min.js"]
     code = f"/*\nuPlot 1.6.32\n{licence}\n*/\n{plot}\n(() => {{\n'use strict';\n{scripts}\n}})();"
     names = [run.name for run in runs]
