@@ -21,8 +21,8 @@ CELL_CHARACTERS = 20_000
 """Longer texts are shortened to head and tail."""
 SIZE_MB = 5.0
 """Default maximum size of the page. Samples that would exceed it are left out."""
-EXACT = 2**53
-"""Larger integers are no exact numbers in JavaScript."""
+LARGEST_INTEGER = 2**53
+"""JavaScript rounds larger integers."""
 LEAST_ROWS_MB = 0.5
 """Size that samples may always have, however large the metrics are."""
 
@@ -189,4 +189,4 @@ def _plain(value: Any) -> Any:
         return head_and_tail(value, CELL_CHARACTERS)
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
-    return str(value) if isinstance(value, int) and abs(value) > EXACT else value
+    return str(value) if isinstance(value, int) and abs(value) > LARGEST_INTEGER else value
