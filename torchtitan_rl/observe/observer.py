@@ -65,7 +65,7 @@ class RankObserver:
     def hand_over(self) -> dict[str, Any]:
         """Returns what was recorded since the last call, for `Collector.add` on another rank. That rank has the samples too."""
         self._unfinished = UnfinishedStep()
-        return self.recorder.collector.drain().state_dict()
+        return self.recorder.drain().state_dict()
 
     def close(self) -> None:
         self.recorder.write_unfinished(self._unfinished)

@@ -142,13 +142,17 @@ class Recorder(Configurable):
 
         Returns: the merged numbers on rank 0, {} elsewhere. Never raises; an internal error loses this step's metrics.
         """
-        collection = self._or_after_error("collecting", Collection(), self.collector.drain)
+        collection = self.drain()
         gathered = [collection]
         if self._gather is not None:
             gathered = self._or_after_error("gathering", gathered, self._gather, collection)
         if gathered is None or self._rank != 0:
             return {}
         return self._or_after_error("merging", {}, self._write, step, gathered)
+
+    def drain(self) -> Collection:
+        """Returns what this rank has recorded since the last call. Never raises."""
+        return self._or_after_error("collecting", Collection(), self.collector.drain)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: a resumed run cuts the files where it goes on. First waits, at most 5 s for each sink that can
