@@ -255,5 +255,8 @@ def used_memory_bytes() -> int:
     """
     if ON_CPU:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    free, total = torch.cuda.mem_get_info()
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except RuntimeError:  # after an error on the GPU, which is the one to raise
+        return 0
     return total - free

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchtitan_rl.observe import Reduce, record_metric
+from torchtitan_rl.events import timed
+from torchtitan_rl.observe import Reduce, collector, record_metric
 from torchtitan_rl.observe.line_file import read_lines
 from torchtitan_rl.observe.store import read_rows
 
@@ -105,3 +106,14 @@ def test_a_distribution_takes_lists_arrays_and_1_d_tensors(recorder, value):
     record_metric("x", value, Reduce.DISTRIBUTION)
     record_metric("x", 3.0, Reduce.DISTRIBUTION)
     assert run.flush(1)["x/p50"] == 2.5
+
+
+def test_an_error_on_the_gpu_is_raised_and_not_that_its_memory_cannot_be_asked_for(recorder, monkeypatch):
+    def broken():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    recorder()
+    monkeypatch.setattr(collector, "ON_CPU", False)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
+    with pytest.raises(KeyError, match="the cause"), timed("train"):
+        raise KeyError("the cause")
