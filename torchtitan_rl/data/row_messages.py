@@ -25,10 +25,11 @@ _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 
 def check_has_no_media(row: Row) -> None:
     """Raises RowError if a row has an image, a video or a sound beside its text. A text in a column "image" may be a name."""
-    for column in _MEDIA:
-        value = row.get(column)
-        is_name = isinstance(value, str) and not column.endswith("s")
-        if value and value != "[]" and isinstance(value, list | dict | bytes | str) and not is_name:
+    for column, value in row.items():
+        is_name = isinstance(value, str) and (value == "[]" or not column.endswith("s"))
+        is_media = column in _MEDIA and isinstance(value, list | dict | bytes | str) and not is_name
+        is_stored = isinstance(value, dict) and isinstance(value.get("bytes"), bytes)
+        if value and (is_media or is_stored):
             raise RowError(f"something in {column!r}, but policies read text alone; leave it out")
 
 
@@ -49,7 +50,7 @@ def read_messages(records: list[Any]) -> list[Message]:
 
 
 def _message(record: Any) -> Message:
-    if isinstance(record, dict) and "from" in record and "role" not in record:
+    if isinstance(record, dict) and isinstance(record.get("from"), str) and "role" not in record:
         record = _from_sharegpt(record)
     if not isinstance(record, dict) or not isinstance(record.get("role"), str):
         raise RowError("a message without a role")

@@ -54,6 +54,7 @@ class RowReader:
         self.prompt_column = self._named_or_first("prompt_column", self._prompt_columns())
         self.answer_column = self._answer_column(answer_columns)
         self.completion_column = self._completion_column()
+        self._joined = self._joined_columns()
         expect(
             bool(self.prompt_column or config.template), "task.prompt_column", config.prompt_column,
             f"the column of {table.name} that holds the prompt, but it has {self.columns}", "Name one of them.",
@@ -105,7 +106,7 @@ class RowReader:
         }
         parts = [", ".join(f"{what} from column {c}" for what, c in named.items() if c)]
         outer = {column.partition(".")[0] for column in named.values()}
-        used = {"id", *TOOL_COLUMNS, *self._joined, *outer}
+        used = {"id", *TOOL_COLUMNS, *self._joined, *named.values(), *outer}
         unread = [column for column in self.columns if column not in used]
         if unread and not self._config.template:
             more = ", ..." if len(unread) > NUM_SHOWN else ""
@@ -170,9 +171,8 @@ class RowReader:
         expect(exists, f"task.{setting}", name, f"a column of {self.table.name}", remedy)
         return name
 
-    @property
-    def _joined(self) -> set[str]:
-        """The columns of which the prompt is made besides its own, where the config names neither it nor a template."""
+    def _joined_columns(self) -> set[str]:
+        """Returns the columns of which the prompt is made besides its own, where the config names neither it nor a template."""
         if self._config.prompt_column or self._config.template:
             return set()
         known = {*SYSTEM_COLUMNS}
@@ -183,7 +183,7 @@ class RowReader:
     def _after_columns(self, prompt: Any, row: Row) -> Any:
         """Returns the prompt after what the columns of a system message and LLaMA-Factory's `history` say, if they do."""
         joined = {name: row[name] for name in self._joined if row.get(name)}
-        history = joined.pop("history", None)
+        history = joined.pop("history", [])
         systems = [joined[name] for name in SYSTEM_COLUMNS if name in joined]
         before = [{"role": "system", "content": system} for system in systems]
         if not (before or history):
@@ -196,7 +196,8 @@ class RowReader:
             prompt = self.prompt_column
             raise RowError(f"a system message in {prompt!r} and another in 'system'; leave out one")
         before = before[len(first) :]
-        for pair in history or ():
+        pairs = history if isinstance(history, list) else [history]
+        for pair in pairs:
             if not isinstance(pair, list) or len(pair) != 2:
                 raise RowError("'history' is no list of pairs, each a question and its answer")
             before.append({"role": "user", "content": pair[0]})
@@ -264,8 +265,13 @@ class RowReader:
         if not isinstance(prompt, str):
             raise RowError(f"{self.prompt_column!r} is neither text nor a list of messages")
         for name in ("input", "context"):
-            if name in self._joined and isinstance(row.get(name), str) and row[name].strip():
-                prompt = f"{prompt}\n\n{row[name]}"
+            value = row.get(name) if name in self._joined else None
+            if _is_missing(value) or value in ([], {}):
+                continue
+            text = _written(value)
+            if text is None:
+                raise RowError(f"{name!r} is neither text nor a number")
+            prompt = f"{prompt}\n\n{text}"
         if re.match(r'\s*\[\s*\{\s*["\'](role|content)["\']', prompt):
             name = self.prompt_column
             raise RowError(
@@ -274,8 +280,9 @@ class RowReader:
         return prompt
 
     def _filled_template(self, row: Row) -> str:
+        values = {column: value for column, value in row.items() if value is not None}
         try:
-            return self._config.template.format(**row)
+            return self._config.template.format(**values)
         except KeyError as error:  # a column that other rows have
             raise RowError(f"no column {error} for task.template") from error
         except (ValueError, AttributeError, TypeError, IndexError) as error:
@@ -296,14 +303,13 @@ class RowReader:
         answer = self.table.label(self.answer_column, value)
         if _is_missing(answer):
             return ""
-        if isinstance(answer, float) and answer.is_integer():
-            answer = int(answer)
-        if not isinstance(answer, str | Real | Decimal):
+        text = _written(answer)
+        if text is None:
             raise RowError(
                 f"{self.answer_column!r} is neither text nor a number; a dotted name, such as {self.answer_column}.value, "
                 "looks inside"
             )
-        return self._read_answer(str(answer))
+        return self._read_answer(text)
 
 
 def value_at(row: Row, name: str) -> Any:
@@ -343,6 +349,13 @@ def row_numbers(numbers: list[str]) -> str:
 def _is_missing(value: Any) -> bool:
     """Whether a cell is empty: null, blank text, or NaN, which pandas writes for a missing value."""
     return value is None or value != value or (isinstance(value, str) and not value.strip())
+
+
+def _written(value: Any) -> str | None:
+    """Returns a text or a number as text, 8.0 as "8"; None for any other value."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, str | Real | Decimal) else None
 
 
 def _last_role(value: Any) -> str:

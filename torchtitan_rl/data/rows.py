@@ -116,12 +116,6 @@ class Rows(Task):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        place = Path(from_caller(str(Path(config.path).expanduser())))
-        # A task's own defaults are for its data set on the hub. One file has no splits.
-        defaults = {field.name: field.default for field in fields(config)}
-        self._held_out_split = config.held_out_split
-        if config.held_out_split == defaults["held_out_split"] and not config.held_out_path:
-            self._held_out_split = "" if place.is_file() else config.held_out_split
         table = self.table(config.path, split=config.split, field="task.path")
         reader = self._reader(table)
         progress(reader.summary())
@@ -248,13 +242,14 @@ class Rows(Task):
     def _held_out_parts(self) -> dict[str, RowSet]:
         """Returns the held-out sets by name, and leaves their prompts out of training."""
         config = self.config
-        path = config.held_out_path or (self._held_out_split and config.path)
+        path, paths = config.held_out_path, config.held_out_paths
         expected = "nothing, because task.held_out_paths is set"
         remedy = "Name all tables in held_out_paths."
-        expect(not (path and config.held_out_paths), "task.held_out_path", path, expected, remedy)
-        for name in config.held_out_paths:
+        expect(not (path and paths), "task.held_out_path", path, expected, remedy)
+        for name in paths:
             check_metric_name(name, "task.held_out_paths")
-        paths = config.held_out_paths or ({"": path} if path else {})
+        if not paths and (path or self._split_held_out(config.path)):
+            paths = {"": path or config.path}
         if not paths:
             total, share = len(self._train.kept), config.held_out_share
             num = max(0.05 * total, min(16, total / 4)) if share == "auto" else share * total
@@ -262,16 +257,28 @@ class Rows(Task):
         parts = {}
         for name, path in paths.items():
             field = f"task.held_out_paths {name}" if name else "task.held_out_path"
-            split = self._held_out_split or "train"
+            split = self._split_held_out(path) or "train"
             table = self.table(path, split=split, field=field)
-            parts[name] = self._part(self._reader(table))
-            has_answers = bool(parts[name].reader.answer_column)
+            part = parts[name] = self._part(self._reader(table))
+            there = f"rows that can be used, but: {part.describe('held out')}"
+            expect(len(part.kept) > 0, field, path, there, _REMEDY)
+            has_answers = bool(part.reader.answer_column)
             expected = "an answer column, as the training rows have one"
             remedy = "Name it like theirs."
             expect(has_answers or not self.has_answers, field, path, expected, remedy)
-            is_held_out = np.isin(self._train.keys, parts[name].keys)
+            is_held_out = np.isin(self._train.keys, part.keys)
             self._train.leave_out_where(is_held_out, "also held out")
         return parts
+
+    def _split_held_out(self, path: str) -> str:
+        """Returns the split of the held-out rows in `path`, or "".
+
+        A task's own default is for its data set on the hub. One file has no splits.
+        """
+        split = self.config.held_out_split
+        defaults = {field.name: field.default for field in fields(self.config)}
+        is_file = Path(from_caller(path)).is_file()
+        return "" if is_file and split == defaults["held_out_split"] else split
 
     def _chosen_kind(self, reader: RowReader) -> KindName:
         """Returns the kind of answers that the first rows show, and says so."""

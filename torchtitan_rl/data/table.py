@@ -102,13 +102,23 @@ def table_of(name: str, rows: dict[str, Row]) -> Table:
     return Table(name, _Records(records), False)
 
 
+def _arrow_table(name: str, data: "Dataset") -> Table:
+    """Returns a data set as a table, in which images and sounds stay as they are stored: a row with one is left out."""
+    import datasets
+
+    for column, feature in data.features.items():
+        if isinstance(feature, datasets.Image | datasets.Audio | datasets.Video):
+            data = data.cast_column(column, type(feature)(decode=False))
+    return Table(name, data, True)
+
+
 def load_table(path: str, *, subset: str = "", split: str = "train", field: str) -> Table:
     """Returns the rows of a file, of a folder's files for that split, or of a data set on the hub.
 
     Raises UserError, naming `field` and the remedy, if the path does not exist or has no rows.
     """
     expect(bool(path), field, path, "rows to train on", _REMEDY)
-    place = Path(from_caller(str(Path(path).expanduser())))
+    place = Path(from_caller(path))
     if subset and (place / subset).is_dir():
         place = place / subset
     has_splits = not place.is_file() and not (place / "state.json").is_file()
@@ -127,7 +137,7 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str)
         if (place / "state.json").is_file():  # written by Dataset.save_to_disk
             import datasets
 
-            table = Table(place.name, datasets.load_from_disk(str(place)), True)
+            table = _arrow_table(place.name, datasets.load_from_disk(str(place)))
         elif place.exists():
             table = _from_files(_files(place, split, field), place.name)
         else:
@@ -150,12 +160,14 @@ def _files(place: Path, split: str, field: str) -> list[Path]:
         known = f"one of {', '.join(FORMATS)}"
         expect(_format(place) in FORMATS, field, str(place), known, "Convert it, or rename it.")
         return [place]
-    files = [file for file in sorted(place.rglob("*")) if _format(file) in FORMATS]
+    files = [f for f in sorted(place.rglob("*")) if _format(f) in FORMATS and f.is_file()]
     names = [str(file.relative_to(place)) for file in files]
     names = [name for name in names if not re.search(r"(?:^|/)\.", name)]  # no .ipynb_checkpoints
-    of_split = [name for name in names if re.search(rf"(?<![^\W_]){re.escape(split)}\b", name)]
+    word = rf"(?<![^\W_]){re.escape(split)}(?:_?\d+)?\b"  # also train_0.jsonl and Train.csv
+    of_split = [name for name in names if re.search(word, name, re.IGNORECASE)]
     any_split = rf"(?<![^\W_])(?:{'|'.join(_SPLITS)})(?![^\W\d_])"
-    if split == "train" and not any(re.search(any_split, name) for name in names):
+    has_splits = any(re.search(any_split, name, re.IGNORECASE) for name in names)
+    if split == "train" and not has_splits:
         of_split = of_split or names
     expected = f"files of the split {split!r}, but it has {names}"
     remedy = "Name one of its files." if names else _REMEDY
@@ -180,7 +192,7 @@ def _opened(path: Path) -> BinaryIO:
 
 def is_quick(path: str) -> bool:
     """Whether `load_table` takes less than a second, also to refuse the path."""
-    place = Path(from_caller(str(Path(path).expanduser())))
+    place = Path(from_caller(path))
     is_small = place.is_file() and place.stat().st_size <= SMALL_BYTES
     return is_small and place.suffix != ".parquet" or not (place.exists() or _is_hub_name(path))
 
@@ -203,7 +215,7 @@ def _from_files(files: list[Path], name: str) -> Table:
     if not is_text:
         if not any(read_metadata(file).num_rows for file in files):  # `datasets` fails for these
             return Table(name, _Records(), False)
-        return Table(name, datasets.Dataset.from_parquet([str(file) for file in files]), True)
+        return _arrow_table(name, datasets.Dataset.from_parquet([str(file) for file in files]))
     if next(_records(stamped), None) is None:
         return Table(name, _Records(), False)
     features = datasets.Features({key: datasets.Value("large_string") for key in ("number", "row")})
@@ -217,10 +229,10 @@ def _from_hub(path: str, subset: str, split: str, field: str) -> Table:
     remedy = f"There is none{where}. {_REMEDY}"
     expect(_is_hub_name(path), field, path, "a file or folder that exists", remedy)
     try:
-        return Table(path, _load_from_hub(path, subset, split), True)
+        return _arrow_table(path, _load_from_hub(path, subset, split))
     except Exception:
         download(path, subset, split, field)
-    return Table(path, _load_from_hub(path, subset, split), True)
+    return _arrow_table(path, _load_from_hub(path, subset, split))
 
 
 def _load_from_hub(path: str, subset: str, split: str) -> "Dataset":
