@@ -182,7 +182,7 @@ class RowReader:
 
     def _after_columns(self, prompt: Any, row: Row) -> Any:
         """Returns the prompt after what the columns of a system message and LLaMA-Factory's `history` say, if they do."""
-        joined = {name: row[name] for name in self._joined if row.get(name)}
+        joined = {name: row[name] for name in self._joined if not _is_missing(row.get(name))}
         history = joined.pop("history", [])
         systems = [joined[name] for name in SYSTEM_COLUMNS if name in joined]
         before = [{"role": "system", "content": system} for system in systems]

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from datasets import ClassLabel, Dataset, Features, Value
+from datasets import ClassLabel, Dataset, Features, Image, Value
 
 from tests.parts.grading import build_grader, grader, rewards, score
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
@@ -151,6 +151,28 @@ def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, caps
     assert "system" not in capsys.readouterr().out
 
 
+def test_a_number_beside_an_instruction_is_in_the_prompt(build):
+    numbers = (21, 8.0, 0, None, float("nan"), [])
+    task = build([{"instruction": "Double.", "system": float("nan"), "input": number} for number in numbers])
+    held_out = [example.text for example in task.held_out_examples(1)]
+    assert sorted(held_out + texts(task, 3)) == ["Double.", "Double.\n\n0", "Double.\n\n21", "Double.\n\n8"]
+
+
+def test_a_row_with_null_for_a_column_of_the_template_is_left_out_as_one_without_it(build, capsys):
+    rows = [{"prompt": f"{i}?", "hint": i} for i in range(3)]
+    task = build([*rows, {"prompt": "3?", "hint": None}, {"prompt": "4?"}], template="{prompt} {hint}")
+    assert "left out: 2 no column 'hint' for task.template (rows 4, 5)" in told(task, capsys)
+
+
+def test_a_row_with_an_image_in_any_column_is_left_out_undecoded(tmp_path, capsys):
+    pictures = [None, None, {"bytes": b"no image", "path": None}]
+    features = Features({"prompt": Value("string"), "picture": Image()})
+    rows = Dataset.from_dict({"prompt": ["a", "b", "c"], "picture": pictures}, features)
+    rows.to_parquet(tmp_path / "a.parquet")
+    task = Rows.Config(path=str(tmp_path / "a.parquet")).build()
+    assert "left out: 1 something in 'picture', but policies read text alone" in told(task, capsys)
+
+
 def test_every_cell_of_a_csv_file_is_text(build):
     task = build(b"prompt,level,answer\na?,007,x\nb?,,y\nc?,8.0,z\n", "a.csv")
     examples = [*(task.train_example(i, seed=0) for i in range(2)), *task.held_out_examples(1)]
@@ -174,6 +196,9 @@ def test_a_dotted_column_name_is_a_column_or_a_place_inside_one(build):
         ({"subset": "main"}, ["main/train.jsonl", "socratic/train.jsonl"], "0"),
         ({"split": "train_sft"}, ["train_sft-0.jsonl", "train_prefs-0.jsonl", "test_sft-0.jsonl"], "0"),
         ({}, ["train_sft-0.jsonl", "train_prefs-0.jsonl"], None),
+        ({}, ["train_0.jsonl", "train1.jsonl", "test_0.jsonl"], "01"),
+        ({}, ["Train.jsonl", "Test.jsonl"], "0"),
+        ({}, ["a.jsonl", "b.jsonl/notes.txt"], "0"),
     ],
 )
 def test_a_split_is_the_files_with_its_name_in_their_path(tmp_path, config, names, read):
@@ -311,6 +336,20 @@ def test_named_held_out_tables_are_excluded_from_training(build, tmp_path, capsy
         build(sums(6), held_out_paths={"sampled": paths["easy"]})
 
 
+def test_held_out_tables_have_the_split_that_is_named_and_rows_that_can_be_used(build, tmp_path):
+    for name in ("easy", "hard"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.jsonl").write_bytes(lines({"prompt": f"{name} train", "answer": 1}))
+        (tmp_path / name / "test.jsonl").write_bytes(lines({"prompt": f"{name} test", "answer": 1}))
+    paths = {name: str(tmp_path / name) for name in ("easy", "hard")}
+    task = build(sums(6), held_out_paths=paths, held_out_split="test")
+    assert [(e.task, e.text) for e in task.held_out_examples(2)] == [("easy", "easy test"), ("hard", "hard test")]
+    (tmp_path / "none.jsonl").write_bytes(lines({"prompt": "a", "answer": ""}))
+    unusable = "task.held_out_path = .*0 rows held out; left out: 1 without an answer .row 1."
+    with pytest.raises(UserError, match=unusable):
+        build(sums(6), held_out_path=str(tmp_path / "none.jsonl"))
+
+
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
@@ -321,6 +360,7 @@ def test_named_held_out_tables_are_excluded_from_training(build, tmp_path, capsy
         ({"prompt": "a", "answer": [["b"]]}, "'answer' is neither text nor a number; a dotted name, such as answer.value"),
         ({"prompt": TWO[:1], "images": ["a.png"]}, "something in 'images', but policies read text alone"),
         ({"prompt": [{"from": "bot", "value": "2"}]}, "the role 'bot', which is none of"),
+        ({"prompt": [{"from": ["human"], "value": "2"}]}, "a message without a role"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "a part of type 'image'; expected parts of type 'text'"),
         ({"prompt": [{"role": "assistant", "content": "", "tool_calls": ["add"]}]}, "tool_calls is no list of functions with names"),
         ({"prompt": [{"role": "assistant", "tool_calls": [{"name": "add", "arguments": "a=1"}]}]},
@@ -339,6 +379,8 @@ def test_a_row_that_cannot_be_read_is_left_out_with_its_number(build, capsys, ro
     ("row", "fault"),
     [
         ({"instruction": "a", "output": "b", "history": "c"}, "'history' is no list of pairs"),
+        ({"instruction": "a", "output": "b", "history": 5}, "'history' is no list of pairs"),
+        ({"instruction": "a", "output": "b", "context": ["c"]}, "'context' is neither text nor a number"),
         ({"conversations": [{"role": "system", "content": "a"}, *TWO], "system": "b"}, "'conversations' and another in 'system'"),
         ({"messages": [*TWO, TWO[1]]}, "two messages of the assistant's in a row, .*; join them"),
         ({"messages": TWO, "videos": "a.mp4"}, "something in 'videos', but policies read text alone"),
@@ -379,6 +421,8 @@ def test_a_file_without_rows_to_train_on_is_an_error_with_a_remedy(build, name, 
 def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, tmp_path):
     with pytest.raises(UserError, match="task.path = 'nowhere.jsonl': expected a file or folder that exists"):
         Rows.Config(path="nowhere.jsonl").build()
+    with pytest.raises(UserError, match="task.path = '~no_such_user/rows.jsonl': expected a file or folder that exists"):
+        Rows.Config(path="~no_such_user/rows.jsonl").build()
     with pytest.raises(UserError, match=r"task.answer_column = 'label': expected a column .*It has \['prompt'"):
         build(sums(2), answer_column="label")
     with pytest.raises(UserError, match="left out: 2 no column 'query' for task.template .rows 1, 2."):

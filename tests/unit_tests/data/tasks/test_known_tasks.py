@@ -80,6 +80,15 @@ def test_math_on_a_prompt_in_another_column_names_both_settings(tmp_path):
     assert task.held_out_examples(1)[0].expected_answer == "0"
 
 
+def test_a_tasks_own_split_is_not_asked_of_one_held_out_file(tmp_path):
+    rows = [{"problem": f"Halve {i}.", "solution": rf"\boxed{{{i}/2}}"} for i in range(3)]
+    path = folder_of(tmp_path, train=rows[1:], own=rows[:1])
+    own = str(tmp_path / "own.jsonl")
+    for settings in ({"held_out_path": own}, {"held_out_paths": {"own": own}}):
+        [held_out] = Math.Config(path=path, **settings).build().held_out_examples(1)
+        assert held_out.text.startswith("Halve 0.")
+
+
 def test_a_solution_without_a_box_is_no_answer_unless_it_is_one_alone(tmp_path, capsys):
     alone = [r"$\frac{1}{2}$", "4", "x = 3", "$1$ and $2$", "$4$ cm"]
     rows = [{"problem": f"{text}?", "solution": text} for text in alone + SENTENCES]
