@@ -76,6 +76,20 @@ def test_tool_calls_are_parsed_in_both_formats(text, calls):
 
 
 @pytest.mark.parametrize(
+    ("schema", "argument", "suited"),
+    [
+        ({"type": "integer"}, 1, True),
+        ({"type": "integer"}, "1", False),
+        ({"type": "number or so"}, 1, True),
+        ({"type": "string", "pattern": r"^\p{L}+$"}, "one", True),  # of JavaScript
+        ({"multipleOf": 0.5}, float("nan"), True),
+    ],
+)
+def test_arguments_suit_a_schema_that_cannot_judge_them(schema, argument, suited):
+    assert suits({"a": argument}, {"properties": {"a": schema}}) == suited
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("<tool_call>{'name': 'multiply'}</tool_call>", "not valid JSON"),
