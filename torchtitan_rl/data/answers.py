@@ -31,14 +31,17 @@ _MONEY_SCALES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _PLAIN_FORMS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        ("[\u2212\u2013\uff0d]", "-"),
+        ("[\uff01-\uff0b\uff0d-\uff5e\uffe5]", lambda match: unicodedata.normalize("NFKC", match[0])),
+        ("[\u2212\u2013]", "-"),
+        ("(?<=\\d)\u066b(?=\\d)", "."),
         (r"\\!|\\(?=[$%])", ""),
         (r"(?:\^\s*\{?\\circ\}?|\u00b0)(?:\s?(?:\\text\{|\\mathrm\{)?\s?[CF]\b\}?)?", ""),
-        (r"(?<=\d)\{,\}(?=\d)|(?<=\d)(?:\\[, ;]|[\u00a0\u2009\u202f'\u2019_])(?=\d{3})", ","),
+        (r"(?<=\d)\{,\}(?=\d)|(?<=\d)(?:\\[, ;]|[\u00a0\u066c\u2009\u202f'\u2019_])(?=\d{3})", ","),
         (
             "[\u00bc-\u00be\u2150-\u215e]",
-            lambda match: " " + unicodedata.normalize("NFKC", match[0]).replace("\u2044", "/"),
+            lambda match: " " + unicodedata.normalize("NFKC", match[0]),
         ),
+        ("[\u2044\u2215]", "/"),
         (
             r"\\[dtc]?frac\s?(?:\{\s?([-+]?\d{1,99})\s?\}|(\d))\s?(?:\{\s?(\d{1,99})\s?\}|(\d))",
             r" \1\2/\3\4",
@@ -68,8 +71,8 @@ _NUMBER = re.compile(
     rf"""(?P<sign>(?<![\d_)}}\]])(?<!{_LETTER})[-+])? (?P<money>(?:US)?\$|[€£¥₹])? (?P<inner>[-+])?
     (?: (?:(?P<whole>\d+)\ +(?:and\ +)?)? (?P<top>{_INTEGER})\ ?/\ ?(?P<bottom>\d+)
       | (?P<decimal>{_INTEGER}(?:\.\d*)?|(?<!\d)\.\d+) (?P<exponent>[eE][-+]?\d{{1,3}}(?!\w))? )
-    (?(money)(?:(?P<letter>(?i:[kmbt]|\ ?[mbt]n))(?![\w$-]))?)
-    (?P<scale>(?:\ +(?i:{"|".join(_SCALES)})s?\b)*)""",
+    (?(money)(?:(?P<letter>(?ai:[kmbt]|\ ?[mbt]n))(?![\w$-]))?)
+    (?P<scale>(?:\ +(?ai:{"|".join(_SCALES)})s?\b)*)""",
     re.VERBOSE,
 )
 _IN_TEXT = re.compile(

@@ -90,13 +90,13 @@ def is_math(expected: str) -> bool:
 @functools.lru_cache(maxsize=4096)  # the reward and the judgement compare the same pairs
 def equal_math(answer: str, expected: str) -> bool:
     """Returns whether both are equal: numbers and dates by their own rules, all else if math-verify finds it in time."""
-    decided = _decided(answer, expected)
-    if decided is not None:
-        return decided
     if equal_texts(answer, expected):
         return True
     if not answer or max(len(answer), len(expected)) > _LONGEST_ANSWER:
         return False
+    decided = _decided(answer, expected)
+    if decided is not None:
+        return decided
     pair = _without_units(_latex(answer), _latex(expected))
     decided = _decided(*pair) if pair else False
     return _in_time(*pair) if decided is None else decided

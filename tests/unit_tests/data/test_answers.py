@@ -214,6 +214,15 @@ COMPLETIONS = [
     ("math", r"(-\infty,2]\cup(3,\infty)", r"\boxed{x \leq 2 \text{ or } x > 3}", True),
     ("math", r"(-\infty,2)\cup(3,\infty)", r"\boxed{x \le 2 \text{ or } x \ge 3}", False),
     ("math", r"x<2 \text{ or } x>3", r"\boxed{(-\infty,2)\cup(3,\infty)}", True),
+    ("number", "3.5", "答案是３．５。", True),
+    ("number", "4", "比例是3：4", False),
+    ("number", "3.5", "\u0663\u066b\u0665", True),
+    ("number", "1200", "\u0661\u066c\u0662\u0660\u0660", True),
+    ("number", "0.5", "It is 1\u20442.", True),
+    ("number", "5", "It has 5 thou\u017fand.", True),
+    ("tag", "500", "<answer>\uffe5500</answer>", True),
+    ("gsm8k", "x\n#### 500", "#### \u20b9500", True),
+    ("math", "2024-01-05", rf"\boxed{{{'1' * 5000}}}", False),
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from torchtitan_rl.data.answers import first_number, last_boxed
 from torchtitan_rl.data.rows import Rows
 from torchtitan_rl.data.tool_calls import without_thinking
 
-ANSWER = re.compile(r"####(?:\s|\*|`|\\\()*([-+\u2212\u2013\uff0d$€£\\.\d][^\n#]*)")
+ANSWER = re.compile(r"####(?:\s|\*|`|\\\()*([-+\u2212\u2013\uff0d$€£¥₹\\.\d][^\n#]*)")
 
 
 class Gsm8k(Rows):
