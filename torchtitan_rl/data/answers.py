@@ -28,19 +28,23 @@ _SCALES = {
 _SCALES |= {"lakh": 10**5, "crore": 10**7}
 _MONEY_SCALES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 """By the first letter of what may follow an amount of money: $5k, $5M, $5bn."""
+
+
+def _nfkc(match: re.Match[str]) -> str:
+    """Returns the matched signs as plain ones. Example: "\uff15" is 5, "\u00bd" is 1\u20442."""
+    return unicodedata.normalize("NFKC", match[0])
+
+
 _PLAIN_FORMS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        ("[\uff01-\uff0b\uff0d-\uff5e\uffe5]", lambda match: unicodedata.normalize("NFKC", match[0])),
+        ("[\uff01-\uff0b\uff0d-\uff5e\uffe5]", _nfkc),
         ("[\u2212\u2013]", "-"),
         ("(?<=\\d)\u066b(?=\\d)", "."),
         (r"\\!|\\(?=[$%])", ""),
         (r"(?:\^\s*\{?\\circ\}?|\u00b0)(?:\s?(?:\\text\{|\\mathrm\{)?\s?[CF]\b\}?)?", ""),
         (r"(?<=\d)\{,\}(?=\d)|(?<=\d)(?:\\[, ;]|[\u00a0\u066c\u2009\u202f'\u2019_])(?=\d{3})", ","),
-        (
-            "[\u00bc-\u00be\u2150-\u215e]",
-            lambda match: " " + unicodedata.normalize("NFKC", match[0]),
-        ),
+        ("[\u00bc-\u00be\u2150-\u215e]", lambda match: f" {_nfkc(match)}"),
         ("[\u2044\u2215]", "/"),
         (
             r"\\[dtc]?frac\s?(?:\{\s?([-+]?\d{1,99})\s?\}|(\d))\s?(?:\{\s?(\d{1,99})\s?\}|(\d))",
@@ -50,7 +54,7 @@ _PLAIN_FORMS = tuple(
         (rf"(?<=\d)\s?\\text\{{\s*({'|'.join(_SCALES)})s?\s*\}}", r" \1"),
         (
             "[\u00b2\u00b3\u00b9\u2070-\u2079\u207b]+",
-            lambda match: f"^{{{unicodedata.normalize('NFKC', match[0])}}}".replace("\u2212", "-"),
+            lambda match: f"^{{{_nfkc(match)}}}".replace("\u2212", "-"),
         ),
         (r"(?<=\d)\s?(?:\u00d7|\\times|\\cdot|\*|x)\s?10\s?\^\s?\{?([-+]?\d{1,3})\}?", r"e\1"),
         (r"(?<![\w.^{])10\s?\^\s?\{?([-+]?\d{1,3})\}?", r"1e\1"),
