@@ -31,6 +31,7 @@ from torchtitan_rl.data.tasks import Example
 from torchtitan_rl.environments import ToolEnvironment
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.fields.references import is_users_file
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.run.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
 from torchtitan_rl.validation import check_model, longest_sequence, validate
@@ -199,6 +200,12 @@ def test_wrong_method_of_a_users_task_is_refused(methods, message):
     task = type("Mine", (SumDigits,), {"__module__": __name__, **methods})
     with pytest.raises(UserError, match=re.escape(message)):
         prompts_of(build_task(task.Config()))
+
+
+def test_file_beside_the_package_is_the_users():
+    package = Path(is_users_file.__code__.co_filename).parents[1]
+    assert not is_users_file(f"{package}/types.py")
+    assert is_users_file(f"{package}_mine/rewards.py")
 
 
 def prompts_of(task, **settings):

@@ -178,10 +178,11 @@ def is_users_class(part: type | Callable) -> bool:
 
 def is_users_file(file: str) -> bool:
     """Whether a Python file is the user's: neither this package's nor installed in the environment."""
-    prefixes = (_PACKAGE, sys.prefix, sys.base_prefix)
-    if file.startswith((*prefixes, "<")):
+    folders = (_PACKAGE, sys.prefix, sys.base_prefix)
+    if file.startswith("<") or any(map(Path(file).is_relative_to, folders)):
         return False
-    return not os.path.realpath(file).startswith(tuple(map(os.path.realpath, prefixes)))
+    real = Path(os.path.realpath(file))
+    return not any(real.is_relative_to(os.path.realpath(folder)) for folder in folders)
 
 
 def module_name(module: str) -> str:
