@@ -131,9 +131,12 @@ class Evaluation(Configurable):
 
     def state_dict(self) -> dict[str, Any]:
         """The state that a resumed run needs to make the same decisions."""
-        return {"best": self._best, "best_step": self.best_step, "worse": self._worse}
+        best = {"best": self._best, "best_step": self.best_step, "worse": self._worse}
+        return {"best_by": self.config.best_by, **best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned, unless it is about another metric."""
+        if state_dict.get("best_by", self.config.best_by) != self.config.best_by:
+            return
         self._best, self._worse = state_dict["best"], state_dict["worse"]
         self.best_step = state_dict.get("best_step")

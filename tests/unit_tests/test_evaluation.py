@@ -38,6 +38,9 @@ def test_best_result_and_early_stopping():
     resumed.load_state_dict(json.loads(json.dumps(evaluation.state_dict())))
     assert concluded(resumed, 0.1) == [False]
     assert resumed.gives_up
+    by_length = Evaluation.Config(best_by="-evaluation/length", stop_after=2).build()
+    by_length.load_state_dict(evaluation.state_dict())
+    assert (by_length.best, concluded(by_length, 0.5)) == (None, [True])
     shortest = Evaluation.Config(best_by="-evaluation/length").build()
     assert concluded(shortest, 0.5, 0.4, 0.6) == [True, True, False]
     assert (shortest.best, shortest.best_step) == (40.0, 10)
