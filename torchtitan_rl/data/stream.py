@@ -117,7 +117,10 @@ class PromptStream(OwnConfig):
         return {"position": json.dumps(self._prompts.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._prompts.reset(json.loads(state_dict["position"]))
+        state = json.loads(state_dict["position"])
+        source = state.get("snapshot", state)  # a Prefetcher wraps its source's state
+        ahead = {"snapshot": source, "steps_since_snapshot": 0}
+        self._prompts.reset(ahead if self.config.read_ahead else source)
 
     def _next(self) -> Prompt:
         for _ in range(_MAX_PASSED_OVER):
@@ -164,7 +167,7 @@ class PromptStream(OwnConfig):
         """Raises UserError if the tokenizer does not fit the task, or if none of the first examples can be a prompt."""
         examples = [self._example(index) for index in range(_NUM_CHECKED)]
         unfit: list[UserError] = []
-        for example in examples + self.task.held_out_examples(1):
+        for example in (*examples, *self.task.held_out_examples(1)):
             try:
                 self._renderer.prompt(example)
             except Refused as error:

@@ -50,6 +50,23 @@ def test_resume_continues_at_the_exact_position(tokenizer, batches_before, read_
     assert resumed.state_dict() == whole.state_dict()
 
 
+@pytest.mark.parametrize(("before", "after"), [(0, 16), (16, 0)])
+def test_resume_reads_ahead_as_the_new_config_says(tokenizer, before, after):
+    whole, resumed = stream(tokenizer, read_ahead=before), stream(tokenizer, read_ahead=after)
+    whole.next_batch(5)
+    resumed.load_state_dict(whole.state_dict())
+    assert contents(resumed.next_batch(7)) == contents(whole.next_batch(7))
+
+
+def test_held_out_examples_may_be_a_tuple(tokenizer):
+    class Tupled(SumDigits):
+        def held_out_examples(self, num):
+            return tuple(super().held_out_examples(num))
+
+    prompts = stream(tokenizer, task=Tupled(SumDigits.Config(max_integers=2, instruction="")))
+    assert contents(prompts.held_out(3)) == contents(stream(tokenizer).held_out(3))
+
+
 def test_held_out_prompts_are_fixed_and_do_not_advance_the_stream(tokenizer):
     prompts = stream(tokenizer)
     held_out = contents(prompts.held_out(10))
