@@ -118,7 +118,7 @@ class RowReader:
     def _columns(self) -> dict[str, Any]:
         """Returns the columns of any row, in order of first appearance, each with its first value that is not null or ""."""
         first: dict[str, Any] = {}
-        for _, row in self.table.numbered_rows():
+        for row in self.table:
             for column, value in row.items():
                 if first.setdefault(column) in (None, ""):
                     first[column] = value
@@ -338,12 +338,6 @@ def value_at(row: Row, name: str) -> Any:
 def row_count(num: int) -> str:
     """Returns a number of rows in words. Example: "1 row"."""
     return f"{num:,} row{'' if num == 1 else 's'}"
-
-
-def row_numbers(numbers: list[str]) -> str:
-    """Returns at most ten row numbers as text. Example: "rows 3, 7"."""
-    more = ", ..." if len(numbers) > NUM_SHOWN else ""
-    return f"row{'' if len(numbers) == 1 else 's'} {', '.join(numbers[:NUM_SHOWN])}{more}"
 
 
 def _is_missing(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchtitan_rl.data.row_reader import RowReader, row_count, row_numbers
+from torchtitan_rl.data.row_reader import NUM_SHOWN, RowReader, row_count
 from torchtitan_rl.data.table import BATCH, RowError
 from torchtitan_rl.data.task import Example
 
@@ -23,8 +23,8 @@ class RowSet:
         self.reader = reader
         self._identity = identity
         self.table = reader.table
-        self.left_out: dict[str, list[str]] = defaultdict(list)
-        """Numbers of the rows left out, by reason."""
+        self.left_out: dict[str, list[int]] = defaultdict(list)
+        """Indices of the rows left out, by reason."""
         self.kept, self.keys = self._scan()
 
     def example(self, place: int) -> Example:
@@ -39,7 +39,7 @@ class RowSet:
     def leave_out_where(self, where: npt.NDArray[np.bool_], reason: str) -> None:
         """Leaves out the kept rows for which `where` [kept] is true."""
         if where.any():
-            self.left_out[reason] += [self.table.number(int(index)) for index in self.kept[where]]
+            self.left_out[reason] += self.kept[where].tolist()
             self.kept, self.keys = self.kept[~where], self.keys[~where]
 
     def split_off(self, num: int, seed: int) -> "RowSet":
@@ -63,10 +63,16 @@ class RowSet:
         """Returns a summary. Example: "data.jsonl: 95 rows for training; left out: 3 without an answer (rows 4, 9, 17)"."""
         kept = f"{self.table.name}: {row_count(len(self.kept))} {what}"
         left_out = [
-            f"{len(numbers):,} {reason} ({row_numbers(numbers)})"
-            for reason, numbers in self.left_out.items()
+            f"{len(indices):,} {reason} ({self._numbers(indices)})"
+            for reason, indices in self.left_out.items()
         ]
         return f"{kept}; left out: {', '.join(left_out)}" if left_out else kept
+
+    def _numbers(self, indices: list[int]) -> str:
+        """Returns at most ten rows' numbers as text. Example: "rows 3, 7"."""
+        numbers = ", ".join(map(self.table.number, indices[:NUM_SHOWN]))
+        more = ", ..." if len(indices) > NUM_SHOWN else ""
+        return f"row{'' if len(indices) == 1 else 's'} {numbers}{more}"
 
     def _scan(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
         """Returns (indices, hashes of the prompts) of the rows to keep."""
@@ -76,20 +82,20 @@ class RowSet:
         repeated = "with the prompt of an earlier row"
         if reader.demonstrates:
             repeated = "equal to an earlier row"
-        for index, (number, row) in enumerate(self.table.numbered_rows()):
+        for index, row in enumerate(self.table):
             try:
                 example = reader.example(row)
             except RowError as error:
-                self.left_out[str(error)].append(number)
+                self.left_out[str(error)].append(index)
                 continue
             prompt = example.text, example.messages, example.tools
             key = _key(*prompt, example.demonstration, *map(row.get, self._identity))
             if reader.demonstrates and not example.demonstration:
-                self.left_out["without a completion"].append(number)
+                self.left_out["without a completion"].append(index)
             elif reader.answer_column and not example.expected_answer:
-                self.left_out["without an answer"].append(number)
+                self.left_out["without an answer"].append(index)
             elif key in kept:
-                self.left_out[repeated].append(number)
+                self.left_out[repeated].append(index)
             else:
                 kept[key] = index, _key(*prompt)
         indices = [index for index, _ in kept.values()]

@@ -283,7 +283,7 @@ class Rows(Task):
     def _chosen_kind(self, reader: RowReader) -> KindName:
         """Returns the kind of answers that the first rows show, and says so."""
         shown = []
-        for _, row in islice(reader.table.numbered_rows(), _NUM_JUDGED):
+        for row in islice(reader.table, _NUM_JUDGED):
             with suppress(RowError):  # a row that is left out
                 example = reader.example(row)
                 shown.append((" ".join(strings(example.messages)), example.expected_answer))

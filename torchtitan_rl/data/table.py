@@ -70,11 +70,9 @@ class Table:
         """Returns the row's number in its file, for messages: "3", or "part.jsonl:3" if there are several files."""
         return str(index + 1) if self.is_arrow else self._data[index]["number"]
 
-    def numbered_rows(self) -> Iterator[tuple[str, Row]]:
+    def __iter__(self) -> Iterator[Row]:
         for start in range(0, len(self), BATCH):
-            batch = range(start, min(start + BATCH, len(self)))
-            for index, record in zip(batch, self._data.__getitems__(batch), strict=True):
-                yield record["number"] if not self.is_arrow else str(index + 1), self._read(record)
+            yield from self.rows(range(start, min(start + BATCH, len(self))))
 
     def label(self, column: str, value: Any) -> Any:
         """Returns the value, or the name that the hub shows for it where the column has classes: A for 0. None for no class."""
