@@ -112,13 +112,8 @@ class Evaluation(Configurable):
         name = self.config.best_by.removeprefix("-")
         if name == "":
             return
-        expect(
-            name in metrics,
-            "evaluation.best_by",
-            name,
-            f"one of {sorted(metrics)}",
-            "Correct the name.",
-        )
+        known = f"one of {sorted(metrics)}"
+        expect(name in metrics, "evaluation.best_by", name, known, "Correct the name.")
         value = self._sign * metrics[name]
         # So that a NaN is never better than a number, and a number always better than a NaN.
         self.is_best = not math.isnan(value) and (self._best is None or not value <= self._best)

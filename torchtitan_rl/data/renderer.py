@@ -114,12 +114,9 @@ class PromptRenderer(Configurable):
         # Tokens, such as <bos>, that the tokenizer puts before a plain text. A chat template writes special tokens itself.
         self._before_text: list[int] = single["input_ids"][:num_before]
         self._template = str(tokenizer.chat_template or "") if config.apply_chat_template else ""
-        self._switches = "enable_thinking" in self._template
-        unread = "False, as no chat template with such a switch is used"
-        expect(
-            self._switches or not config.enable_thinking, "prompts.enable_thinking", True, unread,
-            "Leave it out.",
-        )  # fmt: skip
+        is_read = "enable_thinking" in self._template or not config.enable_thinking
+        expected = "False, as no chat template with such a switch is used"
+        expect(is_read, "prompts.enable_thinking", True, expected, "Leave it out.")
         if self._template:
             with correctable(f"the chat_template of {tokenizer.name_or_path} raises"):
                 self._check_template()
@@ -149,7 +146,7 @@ class PromptRenderer(Configurable):
             messages, text = None, f"{hint}\n\n{prompt.text}"
         else:
             messages = _with_paragraph(prompt.messages, hint)
-            text = self._chat_text(messages, prompt.tools or self._tools[prompt.task])
+            text = self._chat_text(messages, self._tools_of(prompt))
         [token_ids] = self._token_ids([text])
         whole = self._begun(token_ids, is_chat=bool(messages))
         return replace(prompt, text=text, messages=messages, token_ids=whole)
@@ -197,7 +194,7 @@ class PromptRenderer(Configurable):
             return Refused(shown, f"of which the chat template leaves out {lost}")
         return _Rendered(example, messages, text)
 
-    def _tools_of(self, example: Example) -> Tools | None:
+    def _tools_of(self, example: Example | Prompt) -> Tools | None:
         return example.tools or self._tools[example.task]
 
     def _token_ids(self, texts: list[str]) -> list[list[int]]:
@@ -288,22 +285,20 @@ class PromptRenderer(Configurable):
 
     def _check(self, text: str, token_ids: list[int], decoded: str) -> None:
         shown, longest = text[:200], self.config.max_prompt_tokens
-        expect(
-            len(token_ids) > 0, "prompt", shown, "at least one token to predict the completion from",
-            "Leave such examples out in the task.",
-        )  # fmt: skip
+        expected = "at least one token to predict the completion from"
+        remedy = "Leave such examples out in the task."
+        expect(len(token_ids) > 0, "prompt", shown, expected, remedy)
         if len(token_ids) > longest:
             remedy = f"--prompts.max-prompt-tokens {2 * longest} allows longer ones"
             raise TooLong(shown, f"longer than prompts.max_prompt_tokens {longest} ({remedy})")
         unknown = self.tokenizer.unk_token_id in token_ids  # None is no token
         # Some tokenizers add <bos> or a space before the first word, which is harmless.
-        expect(
-            not unknown and text.strip() in decoded,
-            "hf_assets_path",
-            self.tokenizer.name_or_path,
-            f"a tokenizer that represents the task's text, but {text[:200]!r} decodes to {decoded[:200]!r}",
-            "Use the checkpoint folder that the policy starts from, with its own tokenizer files.",
+        is_represented = not unknown and text.strip() in decoded
+        expected = f"a tokenizer that represents the task's text, but {shown!r} decodes to {decoded[:200]!r}"
+        remedy = (
+            "Use the checkpoint folder that the policy starts from, with its own tokenizer files."
         )
+        expect(is_represented, "hf_assets_path", self.tokenizer.name_or_path, expected, remedy)
 
 
 def template_options(config: PromptRenderer.Config) -> dict[str, Any]:

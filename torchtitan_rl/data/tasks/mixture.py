@@ -62,7 +62,6 @@ class Mixture(Task):
             }
 
     def __init__(self, config: Config) -> None:
-        self.config = config
         names = list(config.tasks)
         field, remedy = "task.tasks", "Name them in the config function."
         expect(bool(names), field, names, "one task or more", remedy)
