@@ -27,10 +27,9 @@ from torchtitan_rl import comm, events
 from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS
 from torchtitan_rl.algorithm.losses.sft import check_demonstrated
 from torchtitan_rl.controller import Controller
-from torchtitan_rl.data.build_task import build_task
 from torchtitan_rl.data.end_tokens import end_token_ids, folder_end_token_ids
 from torchtitan_rl.data.renderer import template_options
-from torchtitan_rl.data.task import Task, may_answer
+from torchtitan_rl.data.task import Task, build_task, may_answer
 from torchtitan_rl.events import phase, progress
 from torchtitan_rl.fields.references import caller_folder, tried
 from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine

@@ -24,9 +24,8 @@ from torchtitan_rl.command.registry import load_config, parse_args
 from torchtitan_rl.configs.toys.small_models import small_qwen3
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
-from torchtitan_rl.data.build_task import build_task
 from torchtitan_rl.data.end_tokens import folder_end_token_ids
-from torchtitan_rl.data.task import start_of
+from torchtitan_rl.data.task import build_task, start_of
 from torchtitan_rl.data.tasks import Example
 from torchtitan_rl.environments import ToolEnvironment
 from torchtitan_rl.environments.agents import AgentEnvironment
