@@ -66,7 +66,7 @@ def chat_segments(
                     "(task.demonstrations last has one turn)"
                 )
             segment, written = whole[len(written) :], whole
-            inside = message["content"].count(END_OF_THINKING)
+            inside = (message.get("content") or "").count(END_OF_THINKING)
             if learned and not header and 0 < inside < segment.count(END_OF_THINKING):
                 raise ValueError(
                     "the template adds an empty block before its thinking; write that in reasoning_content"

@@ -77,8 +77,9 @@ class RowSet:
     def _scan(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
         """Returns (indices, hashes of the prompts) of the rows to keep."""
         reader = self.reader
-        kept: dict[int, tuple[int, int]] = {}
-        """The hash of prompt and demonstration: the index of the first row that has it, and its prompt's hash."""
+        indices: list[int] = []
+        keys: list[int] = []
+        seen: set[int] = set()
         repeated = "with the prompt of an earlier row"
         if reader.demonstrates:
             repeated = "equal to an earlier row"
@@ -94,12 +95,12 @@ class RowSet:
                 self.left_out["without a completion"].append(index)
             elif reader.answer_column and not example.expected_answer:
                 self.left_out["without an answer"].append(index)
-            elif key in kept:
+            elif key in seen:
                 self.left_out[repeated].append(index)
             else:
-                kept[key] = index, _key(*prompt)
-        indices = [index for index, _ in kept.values()]
-        keys = [key for _, key in kept.values()]
+                seen.add(key)
+                indices.append(index)
+                keys.append(_key(*prompt))
         return np.array(indices, dtype=np.int64), np.array(keys, dtype=np.uint64)
 
 

@@ -179,7 +179,7 @@ class Rows(Task):
             with heartbeat(f"tokenize the prompts of {part.table.name}"):
                 reasons = [fault or "" for examples in part.batches() for fault in faults(examples)]
             for reason in sorted({*reasons} - {""}):
-                part.leave_out_where(np.array(reasons) == reason, reason)
+                part.leave_out_where(np.array([each == reason for each in reasons]), reason)
                 reasons = [other for other in reasons if other != reason]
             progress(part.describe(what))
             expected = f"rows {what}, but: {part.describe(what)}"
