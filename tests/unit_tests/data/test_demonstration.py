@@ -1,6 +1,7 @@
 """Demonstrations of rows and functions: what is learned of them, and which are left out."""
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
@@ -180,3 +181,19 @@ def test_rows_without_a_column_to_learn_name_the_option_and_their_columns(tmp_pa
     path.write_text("\n".join(json.dumps({"prompt": f"{i} + 2?", "answer": f"{i + 2}"}) for i in range(3)))
     with pytest.raises(UserError, match=r"--task.completion-column: one of \['prompt', 'answer'\]"):
         Rows.Config(path=str(path), demonstrations="last", held_out_share=0.4).build()
+
+
+def test_a_call_without_content_is_learned(tokenizer):
+    class Calling(SumDigits):
+        def train_example(self, index, *, seed):
+            call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+            turn = {"role": "assistant", "content": None, "tool_calls": [call]}
+            return replace(super().train_example(index, seed=seed), demonstration=[turn])
+
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content or m.tool_calls[0].function.name }}<|endoftext|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    task = Calling.Config(max_integers=2, instruction="").build()
+    prompt = PromptStream.Config(read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0).at(0)
+    assert learned(tokenizer, prompt.demonstration) == ["add<|endoftext|>"]
