@@ -66,9 +66,9 @@ def _message(record: Any) -> Message:
             )
     # Arrow has null for a missing field.
     message = {field: value for field, value in record.items() if value is not None}
-    calls = message.pop("tool_calls", None)
+    calls = _read_list(message.pop("tool_calls", None) or [], _call, "tool_calls")
     if calls:
-        message["tool_calls"] = _read_list(calls, _call, "tool_calls")
+        message["tool_calls"] = calls
     thoughts = [message[field] for field in REASONING if field in message]
     content = message.get("content", "" if calls or any(thoughts) else None)
     if isinstance(content, list):

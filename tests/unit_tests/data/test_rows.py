@@ -363,6 +363,7 @@ def test_held_out_tables_have_the_split_that_is_named_and_rows_that_can_be_used(
         ({"prompt": [{"from": ["human"], "value": "2"}]}, "a message without a role"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "a part of type 'image'; expected parts of type 'text'"),
         ({"prompt": [{"role": "assistant", "content": "", "tool_calls": ["add"]}]}, "tool_calls is no list of functions with names"),
+        ({"prompt": [{"role": "user", "content": None, "tool_calls": "[]"}]}, "a message whose content is not text"),
         ({"prompt": [{"role": "assistant", "tool_calls": [{"name": "add", "arguments": "a=1"}]}]},
          "a call of 'add' whose arguments are no JSON object"),
         ({"prompt": [{"role": "assistant", "content": "2", "function_call": {"name": "add"}}]}, "function_call.*; write tool_calls"),
