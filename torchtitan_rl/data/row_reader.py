@@ -116,11 +116,11 @@ class RowReader:
         return f"{self.table.name}: {'; '.join(parts)}"
 
     def _columns(self) -> dict[str, Any]:
-        """Returns the columns of any row, in order of first appearance, each with its first value that is not null or ""."""
+        """Returns the columns of any row, in order of first appearance, each with its first value that is not missing."""
         first: dict[str, Any] = {}
         for row in self.table:
             for column, value in row.items():
-                if first.setdefault(column) in (None, ""):
+                if _is_missing(first.setdefault(column)):
                     first[column] = value
         return first
 
@@ -143,10 +143,8 @@ class RowReader:
     def _answer_column(self, usual: Sequence[str]) -> str:
         """Returns the configured column of the answer, else the first usual one, which may be inside an object."""
         nested = [f"{column}.{name}" for column in NESTED_ANSWERS for name in ANSWER_COLUMNS]
-        nested = [name for name in nested if value_at(self._first, name) is not None]
-        filled = [column for column in usual if self._first.get(column) not in (None, "")]
         inside = [name for name in nested if name.startswith("answer.")]
-        return self._named_or_first("answer_column", (*inside, *filled, *nested, *usual))
+        return self._named_or_first("answer_column", (*inside, *usual, *nested))
 
     def _completion_column(self) -> str:
         """Returns the configured column of the completion, else the first usual one; "" without demonstrations."""
@@ -159,11 +157,11 @@ class RowReader:
         return self._named_or_first("completion_column", usual)
 
     def _named_or_first(self, setting: str, usual: Sequence[str]) -> str:
-        """Returns the configured column, else the first existing one of the `usual` columns, else ""."""
+        """Returns the configured column, else the first of the `usual` columns that has a value, else ""."""
         name = getattr(self._config, setting)
         if not name:
-            existing = (c for c in usual if c.partition(".")[0] in self.columns)
-            return next(existing, "")
+            filled = (each for each in usual if not _is_missing(value_at(self._first, each)))
+            return next(filled, "")
         remedy = f"It has {self.columns}."
         if self._config.template:
             remedy += " For another one, give task.template too, '' for none."

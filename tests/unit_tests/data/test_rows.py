@@ -151,6 +151,14 @@ def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, caps
     assert "system" not in capsys.readouterr().out
 
 
+def test_a_column_without_any_value_is_as_if_it_were_not_there(build):
+    empty = {"prompt": None, "answer": "", "completion": float("nan")}
+    task = build([{**empty, "question": f"{i}?", "response": "one"} for i in range(3)], demonstrations="last")
+    [example] = task.held_out_examples(1)
+    assert (example.text[1:], example.demonstration) == ("?", [{"role": "assistant", "content": "one"}])
+    assert not task.has_answers
+
+
 def test_a_number_beside_an_instruction_is_in_the_prompt(build):
     numbers = (21, 8.0, 0, None, float("nan"), [])
     task = build([{"instruction": "Double.", "system": float("nan"), "input": number} for number in numbers])
@@ -344,8 +352,8 @@ def test_held_out_tables_have_the_split_that_is_named_and_rows_that_can_be_used(
     paths = {name: str(tmp_path / name) for name in ("easy", "hard")}
     task = build(sums(6), held_out_paths=paths, held_out_split="test")
     assert [(e.task, e.text) for e in task.held_out_examples(2)] == [("easy", "easy test"), ("hard", "hard test")]
-    (tmp_path / "none.jsonl").write_bytes(lines({"prompt": "a", "answer": ""}))
-    unusable = "task.held_out_path = .*0 rows held out; left out: 1 without an answer .row 1."
+    (tmp_path / "none.jsonl").write_bytes(lines({"prompt": 5, "answer": 1}))
+    unusable = "task.held_out_path = .*0 rows held out; left out: 1 'prompt' is neither text nor a list of messages"
     with pytest.raises(UserError, match=unusable):
         build(sums(6), held_out_path=str(tmp_path / "none.jsonl"))
 
