@@ -191,8 +191,9 @@ def _opened(path: Path) -> BinaryIO:
 def is_quick(path: str) -> bool:
     """Whether `load_table` takes less than a second, also to refuse the path."""
     place = Path(from_caller(path))
-    is_small = place.is_file() and place.stat().st_size <= SMALL_BYTES
-    return is_small and place.suffix != ".parquet" or not (place.exists() or _is_hub_name(path))
+    if place.is_file():
+        return place.stat().st_size <= SMALL_BYTES and place.suffix != ".parquet"
+    return not (path and (place.exists() or _is_hub_name(path)))
 
 
 def _is_hub_name(path: str) -> bool:

@@ -428,6 +428,8 @@ def test_a_file_without_rows_to_train_on_is_an_error_with_a_remedy(build, name, 
 
 
 def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, tmp_path):
+    with pytest.raises(UserError, match="task.path = '': expected rows to train on"):
+        Rows.Config().check_files()
     with pytest.raises(UserError, match="task.path = 'nowhere.jsonl': expected a file or folder that exists"):
         Rows.Config(path="nowhere.jsonl").build()
     with pytest.raises(UserError, match="'~no_such_user/rows.jsonl': expected a file or folder that exists"):
