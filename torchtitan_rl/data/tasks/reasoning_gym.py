@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -85,12 +86,15 @@ class ReasoningGym(ProceduralTask):
         return float(self._sources[entry["metadata"]["source_dataset"]].score_answer(answer, entry))
 
     def _settings(self, name: str) -> dict[str, Any]:
-        own = f"{name}."
-        return {
-            key.removeprefix(own): _parsed(value)
-            for key, value in self.config.settings
-            if key.startswith(own)
-        }
+        """Returns the settings of a task. A value that is no JSON is a text."""
+        settings: dict[str, Any] = {}
+        for key, value in self.config.settings:
+            task, _, setting = key.partition(".")
+            if task == name:
+                settings[setting] = value
+                with suppress(ValueError):
+                    settings[setting] = json.loads(value)
+        return settings
 
 
 def _source(name: str, settings: dict[str, Any]) -> "ProceduralDataset":
@@ -108,10 +112,3 @@ def _source(name: str, settings: dict[str, Any]) -> "ProceduralDataset":
         return create_dataset(name, seed=0, size=_NUM_DRAWS, **settings)
     except (TypeError, ValueError, AssertionError) as error:
         raise UserError(f"task.tasks {name} with task.settings {settings!r}: {error}.") from error
-
-
-def _parsed(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
