@@ -41,6 +41,15 @@ def test_killed_rank_is_reported_with_phase_remedy_and_resume_command(tmp_path):
     )
 
 
+def test_killed_evaluation_leaves_what_the_run_says_of_its_end(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "end.json").write_text('{"outcome": "done", "start": "run"}')
+    (tmp_path / "run" / "run.lock").write_text("evaluation")
+    assert start(tmp_path, "evaluates").end(60).code == 137
+    assert how_it_ended(tmp_path)["outcome"] == "done"
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
 def test_ranks_that_hang_after_training_are_killed_and_the_run_succeeds(tmp_path):
     run = start(tmp_path, "lingers")
     ended = run.end(60)

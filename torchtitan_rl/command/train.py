@@ -121,7 +121,7 @@ def train_run(
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.build import build_run, prepare
         from torchtitan_rl.run.resume import agreed_fields, choose_resume
-        from torchtitan_rl.run.run_folder import RunFolder
+        from torchtitan_rl.run.run_folder import FolderTaken, RunFolder
     gc.enable()
     resolved = prepare(config)
     config, fields = resolved.config, agreed_fields(resolved.config, resolved.algorithm)
@@ -130,7 +130,7 @@ def train_run(
     keeps_record = config.eval_only and folder.continues  # what the run has recorded stays
     resume = broadcast(choose_resume(config, fields, folder.path) if is_rank_0() else None)
     output.to_file(folder.path)
-    status_file.update(run_folder=str(folder.path))
+    status_file.update(run_folder=str(folder.path), keeps_record=keeps_record)
     if not folder.continues:
         folder.begin(name, config, resume)
     try:
@@ -144,8 +144,9 @@ def train_run(
             folder.begin(name, config, resume)
         stopped = _carry_out(controller, folder.path)
     except BaseException as error:
-        if keeps_record or (isinstance(error, UserError) and not folder.has_begun):
-            status_file.update(run_folder="")  # what an earlier run has left there stays
+        refused = isinstance(error, UserError) and not folder.has_begun
+        if keeps_record or refused or isinstance(error, FolderTaken):
+            status_file.update(run_folder="")  # what another start has left there stays
         elif os.environ["RANK"] == "0":
             folder.begin(name, config, resume)
         raise

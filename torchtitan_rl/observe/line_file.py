@@ -78,6 +78,18 @@ def read_lines(path: Path, end: bytes) -> Iterator[dict[str, Any]]:
                 yield row
 
 
+def name_first(file: Path, name: Path) -> None:
+    """Give a whole file its name, unless another process has given it to one; the file is removed then."""
+    try:
+        os.link(file, name)
+    except FileExistsError:
+        pass
+    except OSError:  # exFAT, SMB and Google Drive have no hard links
+        if not name.exists():
+            file.rename(name)
+    file.unlink(missing_ok=True)
+
+
 def _line(step: int, line: dict[str, Any]) -> bytes:
     ordered = {"step": step, **{key: value for key, value in line.items() if key != "step"}}
     return json.dumps(without_nan(ordered), allow_nan=False).encode("ascii") + b"\n"

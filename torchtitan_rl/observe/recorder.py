@@ -7,7 +7,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torchtitan_rl import events
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.observe.collector import Collection, Collector
 from torchtitan_rl.observe.filters import sink_filters
-from torchtitan_rl.observe.line_file import LineFile
+from torchtitan_rl.observe.line_file import LineFile, name_first
 from torchtitan_rl.observe.select import Selection
 from torchtitan_rl.observe.sink_thread import SinkThread
 from torchtitan_rl.observe.sinks import Sink, SinkContext, StepRecord, chosen_sinks
@@ -228,9 +227,7 @@ class Recorder(Configurable):
                 origin = {"table": row["table"], "unfinished": True, "run_id": run_id}
                 file.append(row["step"], [cells | origin])
         file.close()
-        with suppress(FileExistsError):
-            os.link(path, target)  # fails if another rank was first
-        path.unlink()
+        name_first(path, target)
 
     def _or_after_error(
         self, doing: str, otherwise: Any, call: Callable[..., Any], *values: Any

@@ -50,10 +50,19 @@ class CheckpointFolder:
         folder.mkdir()
         return folder
 
-    def finish(self, step: int, files: dict[str, dict[str, Any]], about: dict[str, Any]) -> None:
+    def finish(
+        self,
+        step: int,
+        files: dict[str, dict[str, Any]],
+        about: dict[str, Any],
+        *,
+        is_best: bool = False,
+    ) -> None:
         """Write the manifest of a folder from `begin` that all ranks have filled, and give it its final name."""
         unfinished, final = self.path / f"{UNFINISHED}step-{step}", self.path / f"step-{step}"
         manifest.write(unfinished, files, **about)
+        if is_best:  # first, or a kill in between would let `purge` delete it later
+            self.mark_best(step)
         self._delete(final)
         unfinished.rename(final)
         manifest.sync_folder(self.path)

@@ -162,9 +162,8 @@ class Checkpointer(Configurable):
 
     def _finish(self, step: int, files: dict[str, dict[str, Any]]) -> None:
         about = {"step": step, "world_size": dist.get_world_size(), "base": self._base}
-        self.folder.finish(step, files, {**about, "config": self.config_fields})
-        if step == self._best:
-            self.folder.mark_best(step)
+        about["config"] = self.config_fields
+        self.folder.finish(step, files, about, is_best=step == self._best)
         self.folder.purge(self.config.keep_latest_k)
 
     def _state(self) -> dict[str, Any]:

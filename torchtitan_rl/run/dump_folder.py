@@ -1,18 +1,23 @@
 """Which folders a run may write to: a new one, an empty one, or a run's own; and its lock. It imports no torch."""
 
+import errno
 import fcntl
 import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.events import progress
 from torchtitan_rl.run.run_end import LOCK
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+"""Errors of `flock` on file systems without locks, as of Lustre without `-o flock`, and NFS without a lock server."""
 
 _PARTS = ("logs", "checkpoint")
 """Folders that every run's folder has."""
@@ -76,12 +81,19 @@ def lock(folder: Path) -> IO[str]:
             raise UserError(
                 f"dump_folder: another run is using {folder}. Wait for it to end, or pass another --dump-folder."
             ) from error
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            progress(
+                f"{folder}: its file system has no locks, so a second run there would end this one"
+            )
     return file
 
 
 def unlock(file: IO[str]) -> None:
     """Let another run use the folder, also while processes that were forked from this one still end: they have the lock too."""
-    fcntl.flock(file, fcntl.LOCK_UN)
+    with suppress(OSError):  # one of NO_LOCKS
+        fcntl.flock(file, fcntl.LOCK_UN)
     file.close()
 
 

@@ -152,7 +152,8 @@ class Job:
         if self._watchdog.hung:
             outcome, why = "hung", self._watchdog.reason
         where = {"rank": status.rank, "phase": status.phase} if status else {}
-        for folder in {each.run_folder for each in read_statuses(self._folder)} - {""}:
+        statuses = read_statuses(self._folder)
+        for folder in {each.run_folder for each in statuses if not each.keeps_record} - {""}:
             if code:
                 why = why or f"the job ended with code {code}"
                 write_end(Path(folder), outcome, why, code=code, **where)

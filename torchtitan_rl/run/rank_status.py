@@ -68,6 +68,8 @@ class RankStatus:
     """Its name for such a wait, by which trainers and generators differ; "" if all ranks do the same."""
     run_folder: str = ""
     """Where the launcher writes how a rank ended that cannot do so."""
+    keeps_record: bool = False
+    """Whether the folder says how an earlier start ended, and goes on doing so: this one only evaluates."""
     outcome: str = ""
     """How training ended on this rank: "done", or the number of the signal that stopped it after a checkpoint."""
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 from torchtitan_rl.events import PHASE, progress
 from torchtitan_rl.fields.references import users_frames
+from torchtitan_rl.observe.line_file import name_first
 from torchtitan_rl.run.secrets import without_secrets
 from torchtitan_rl.text import head_and_tail
 
@@ -42,8 +43,9 @@ rank was ended by a signal; hung: the watchdog ended the job."""
 
 def phase_of(error: BaseException) -> str:
     """The phase in which an error, or the error that caused it, was raised. Example: "step 3: grade"; "" outside of phases."""
-    phase, cause = "", error
-    while cause is not None:
+    phase, cause, seen = "", error, set()
+    while cause is not None and id(cause) not in seen:  # `raise error from error` is its own cause
+        seen.add(id(cause))
         phase = getattr(cause, PHASE, phase)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return phase
@@ -72,14 +74,13 @@ def write_end(
         "error": head_and_tail(without_secrets(error), MOST_CHARACTERS),
         "message": head_and_tail(without_secrets(message), MOST_CHARACTERS),
         **{"code": code, "rank": rank, "phase": phase, "time": time.time()},
+        "start": start_token(folder),
     }
     forget_earlier_end(folder)
     unfinished = folder / f".{END}.{os.getpid()}"
     with suppress(OSError):
         unfinished.write_text(json.dumps(content, indent=1) + "\n", "utf-8", "backslashreplace")
-        with suppress(FileExistsError):
-            os.link(unfinished, folder / END)  # fails if another process was first
-        unfinished.unlink()
+        name_first(unfinished, folder / END)
 
 
 def has_report(folder: Path) -> bool:
@@ -88,10 +89,18 @@ def has_report(folder: Path) -> bool:
     return report.exists() and end.exists() and report.stat().st_mtime >= end.stat().st_mtime
 
 
+def start_token(folder: Path) -> str:
+    """What the newest start has written into the folder's lock, another text each time; "" if it cannot be read."""
+    try:
+        return (folder / LOCK).read_text()
+    except OSError:
+        return ""
+
+
 def forget_earlier_end(folder: Path) -> None:
-    """Remove an end that is older than the folder's lock, which each start writes: it is an earlier start's."""
+    """Remove an end that is not of the folder's newest start. Their times do not tell: clocks may be set back."""
     with suppress(OSError):
-        if (folder / END).stat().st_mtime_ns <= (folder / LOCK).stat().st_mtime_ns:
+        if start_token(folder) not in (folder / END).read_text(errors="replace"):
             (folder / END).unlink()
 
 

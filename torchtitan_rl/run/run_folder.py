@@ -23,7 +23,7 @@ from torchtitan_rl.observe.store import UNFINISHED_FILE
 from torchtitan_rl.run.checkpoint_folder import Resume
 from torchtitan_rl.run.dump_folder import CHECKOUT, explained, lock, new_folder, unlock
 from torchtitan_rl.run.identity import described, repositories
-from torchtitan_rl.run.run_end import LOCK, forget_earlier_end
+from torchtitan_rl.run.run_end import forget_earlier_end, start_token
 from torchtitan_rl.run.secrets import without_secrets
 from torchtitan_rl.text import head_and_tail
 
@@ -102,15 +102,20 @@ class RunFolder:
             "packages": {package: _version(package) for package in PACKAGES},
         }
         settings = without_secrets({**started, **described(config)})
+        files = {
+            CONFIG: json.dumps(settings, indent=2, default=repr) + "\n",
+            ENVIRONMENT: json.dumps(environment, indent=2) + "\n",
+        }
+        if diff:
+            files[DIFF] = head_and_tail(without_secrets(diff), DIFF_CHARACTERS)
         with explained(self.path):
+            for name, text in files.items():  # on a full disk the former ones stay
+                (self.path / f".{name}").write_text(text)
             forget_earlier_end(self.path)
             (self.path / UNFINISHED_FILE).unlink(missing_ok=True)
             self._keep_former()
-            (self.path / CONFIG).write_text(json.dumps(settings, indent=2, default=repr) + "\n")
-            (self.path / ENVIRONMENT).write_text(json.dumps(environment, indent=2) + "\n")
-            if diff:
-                shown = head_and_tail(without_secrets(diff), DIFF_CHARACTERS)
-                (self.path / DIFF).write_text(shown)
+            for name in files:
+                (self.path / f".{name}").rename(self.path / name)
         progress(f"run folder: {self.path}")
 
     def _keep_former(self) -> None:
@@ -123,12 +128,16 @@ class RunFolder:
                 (self.path / name).rename(self.path / name.replace(".", f"-{number}."))
 
 
+class FolderTaken(TrainingStopped):
+    """The run folder is another run's now, which says there itself how it ends."""
+
+
 class RunFolderCheck:
     """Checks that the folder is still this run's, as nothing could be saved without it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._token = _token(folder)
+        self._token = start_token(folder)
 
     def __call__(self) -> None:
         """Raise TrainingStopped if the folder was deleted or another run has claimed it."""
@@ -136,8 +145,8 @@ class RunFolderCheck:
             raise TrainingStopped(
                 f"the run folder {self._folder} has vanished, with all that was saved. Nothing more can be kept."
             )
-        if _token(self._folder) not in (self._token, ""):
-            raise TrainingStopped(
+        if start_token(self._folder) not in (self._token, ""):
+            raise FolderTaken(
                 f"the run folder {self._folder} is another run's now: it was moved away, or its file system has no locks between "
                 "nodes. Nothing more of this run can be kept there."
             )
@@ -150,21 +159,13 @@ def check_shared(path: Path, token: str, patience_s: float = 60.0) -> None:
     while time.monotonic() < deadline:
         with suppress(OSError):
             os.listdir(path.parent)  # makes a network file system ask its server
-        if _token(path) == token:
+        if start_token(path) == token:
             return
         time.sleep(0.2)
     raise UserError(
         f"dump_folder: node {socket.gethostname()} does not see {path} as rank 0's node does. Pass a --dump-folder on a file "
         "system that all nodes share."
     )
-
-
-def _token(folder: Path) -> str:
-    """What the run that claimed the folder last has written into its lock; "" if it cannot be read."""
-    try:
-        return (folder / LOCK).read_text()
-    except OSError:
-        return ""
 
 
 def _version(package: str) -> str | None:

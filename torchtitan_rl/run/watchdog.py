@@ -91,10 +91,12 @@ class Watchdog:
         if is_stopped(status):
             return f"rank {status.rank} is stopped by a signal: kill -CONT {status.pid} on {status.host} lets it go on"
         file = stacks_path(self._folder, status.rank)
-        begin = file.stat().st_size
-        job_processes.send_signal(status.pid, SHOW_STACKS)
-        time.sleep(0.5)
-        threads = file.read_text()[begin:].strip().split("\n\n")
+        threads = [""]
+        with suppress(OSError):  # what cleans /tmp up may have removed the file of a long run
+            begin = file.stat().st_size
+            job_processes.send_signal(status.pid, SHOW_STACKS)
+            time.sleep(0.5)
+            threads = file.read_text()[begin:].strip().split("\n\n")
         main = next((text for text in threads if text.startswith("Current thread")), threads[-1])
         lines = main.splitlines()[1 : 1 + STACK_LINES] or ["  (it does not show its stack)"]
         for text in list(filter(_CALL.match, threads))[:3]:

@@ -3,7 +3,7 @@
 import pickle
 import resource
 import signal
-from pathlib import PosixPath
+from pathlib import Path, PosixPath
 from types import SimpleNamespace
 
 import pytest
@@ -57,6 +57,26 @@ def test_the_best_is_saved_when_it_is_found_and_survives(tmp_path):
     for step in range(2, 7):
         saver.save(step)
     assert list(saver.folder.steps()) == [1, 6]
+
+
+def test_a_kill_as_the_best_gets_its_name_leaves_it_marked(tmp_path, monkeypatch):
+    def kill(self, target):
+        rename(self, target)
+        if target.name == "step-1":
+            raise SystemExit("killed")
+
+    rename = Path.rename
+    saver = checkpointer(tmp_path)
+    saver.keep_best(1)
+    monkeypatch.setattr(Path, "rename", kill)
+    with pytest.raises(SystemExit):
+        saver.save(1)
+    monkeypatch.undo()
+    assert list(saver.folder.steps()) == [1]
+    again = checkpointer(tmp_path, keep_latest_k=1)
+    for step in range(2, 5):
+        again.save(step)
+    assert list(again.folder.steps()) == [1, 4]
 
 
 def test_later_checkpoints_are_set_aside_with_the_first_step_after_going_back_and_not_before(tmp_path, capsys):

@@ -1,16 +1,24 @@
 """Which folders a run may write to, and that it is the only one that does."""
 
+import errno
 import json
 import multiprocessing
+import os
+import resource
+import signal
 import socket
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from torchtitan_rl.command.registry import load_config
+from torchtitan_rl.command.train import train_run
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.run.checkpoint_folder import Resume
-from torchtitan_rl.run.dump_folder import check_dump_folder, lock, new_folder
+from torchtitan_rl.run.dump_folder import check_dump_folder, lock, new_folder, unlock
+from torchtitan_rl.run.rank_status import StatusFile
 from torchtitan_rl.run.run_end import write_end
 from torchtitan_rl.run.run_folder import RunFolder, RunFolderCheck, check_shared
 
@@ -102,3 +110,49 @@ def test_a_start_that_is_refused_before_it_begins_leaves_a_finished_run_as_it_wa
     assert not (tmp_path / "run" / "end.json").exists()
     starts = [json.loads((tmp_path / "run" / name).read_text()) for name in ("config-1.json", "config.json")]
     assert [start.get("resumed") for start in starts] == [None, {"step": 3, "changed": {"seed": "0 -> 1"}}]
+
+
+def test_a_start_on_a_full_disk_leaves_what_the_run_was_started_with(tmp_path, one_rank, monkeypatch):
+    folder, config = RunFolder.claim(str(tmp_path / "run"), "debug"), load_config("debug")
+    folder.begin("debug", config)
+    folder.close()
+    before = (tmp_path / "run" / "config.json").read_text()
+    again = RunFolder.claim(str(tmp_path / "run"), "debug")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(signal, "SIGXFSZ", signal.signal(signal.SIGXFSZ, signal.SIG_IGN), raising=False)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(UserError, match="dump_folder: cannot write to"):
+            again.begin("debug", config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "run" / "config.json").read_text() == before
+    again.close()
+
+
+def test_a_file_system_without_locks_is_named_and_used(tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # as Lustre mounted without -o flock
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    unlock(lock(tmp_path / "run"))
+    assert "its file system has no locks, so a second run there would end this one" in capsys.readouterr().out
+
+
+def test_a_run_whose_folder_another_has_taken_leaves_the_end_to_it(tmp_path, one_rank, monkeypatch):
+    def take(config, path, **_):
+        check = RunFolderCheck(path)
+        (path / "run.lock").write_text("another run")
+        check()
+
+    config = load_config("debug")
+    config.dump_folder = str(tmp_path / "run")
+    resolved = SimpleNamespace(config=config, algorithm=None)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr("torchtitan_rl.build.prepare", lambda _: resolved)
+    monkeypatch.setattr("torchtitan_rl.build.build_run", take)
+    monkeypatch.setattr("torchtitan_rl.run.resume.agreed_fields", lambda *_: {})
+    status_file, output = StatusFile(0), SimpleNamespace(to_file=lambda _: None)
+    with ExitStack() as cleanup, pytest.raises(TrainingStopped, match="is another run's now"):
+        train_run("debug", config, output, status_file, cleanup)
+    assert status_file.status.run_folder == ""

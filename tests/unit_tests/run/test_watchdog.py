@@ -89,6 +89,14 @@ def test_a_late_rank_is_reported_again_after_twice_the_time(look, said):
     assert "for 53 s" in said[2]
 
 
+def test_a_late_rank_is_reported_though_the_file_for_its_stack_has_been_removed(look, said, tmp_path):
+    watchdog = look(125, status(0), status(1, "step 3: grade", 100.0, 30_005))
+    (tmp_path / "stacks_rank_1.txt").unlink()  # as systemd does with files in /tmp that are ten days old
+    watchdog.look(126.0)
+    assert said[0].startswith("watchdog: rank 1 (node0) in step 3: grade for 26 s")
+    assert "it does not show its stack" in said[1]
+
+
 def test_the_limit_ends_the_job_unless_the_job_was_paused(look, said):
     ranks = [status(0, limit_s=200.0), status(1, limit_s=200.0)]
     watchdog = look(290, *ranks)

@@ -54,18 +54,29 @@ def test_error_after_another_has_its_phase_unless_it_hides_the_other():
             raise KeyError
     except KeyError as error:
         first = error
-    later, hiding = RuntimeError(), RuntimeError()
+    later, hiding, its_own_cause = RuntimeError(), RuntimeError(), RuntimeError()
     later.__context__ = hiding.__context__ = first
     hiding.__suppress_context__ = True  # as `raise hiding from None` sets it
-    assert (phase_of(later), phase_of(hiding)) == ("step 6: grade", "")
+    its_own_cause.__cause__ = its_own_cause  # as `raise error from error` sets it
+    assert (phase_of(later), phase_of(hiding), phase_of(its_own_cause)) == ("step 6: grade", "", "")
 
 
-def test_the_first_end_of_a_start_stays_and_that_of_an_earlier_start_is_replaced(run):
-    now = time.time()
+def refuse_links(*_):
+    raise PermissionError(1, "Operation not permitted")  # as exFAT and Google Drive say it
+
+
+@pytest.mark.parametrize("set_back_s", [0, 3600])
+@pytest.mark.parametrize("has_links", [True, False])
+def test_the_first_end_of_a_start_stays_and_that_of_an_earlier_start_is_replaced(
+    run, monkeypatch, set_back_s, has_links
+):
+    if not has_links:
+        monkeypatch.setattr(os, "link", refuse_links)
+    (run / "run.lock").write_text("first start")
     write_end(run, "done")
-    os.utime(run / "end.json", (now - 20, now - 20))
-    (run / "run.lock").touch()
-    os.utime(run / "run.lock", (now - 10, now - 10))
+    (run / "run.lock").write_text("second start")
+    now = time.time()
+    os.utime(run / "run.lock", (now + set_back_s,) * 2)  # the clock has been set back since
     write_end(run, "killed", "out of memory", code=137, rank=1)
     write_end(run, "failed", "later", code=1)
     assert end_of(run)["message"] == "out of memory"
