@@ -1,10 +1,25 @@
 """Settings of the objective that have no effect with one of its parts are errors."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
+from typing import ClassVar
 
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.own_config import OwnConfig
+
+
+class ObjectivePart(OwnConfig):
+    """An advantage or a loss."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(OwnConfig.Config):
+        def check_objective(self, objective: OwnConfig.Config) -> None:
+            """Raise UserError if a setting of the objective, an `Algorithm.Config`, does not go with this part."""
+            expect_defaults(objective, self._owner.ignores, self._owner.__name__)
+
+    ignores: ClassVar[tuple[str, ...]] = ()
+    """Fields of the objective that have no effect with it, and must have their defaults."""
 
 
 def expect_defaults(objective: OwnConfig.Config, names: Sequence[str], part: str) -> None:

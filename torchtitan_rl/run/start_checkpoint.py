@@ -42,14 +42,17 @@ def prepare_start(config: "RunConfig") -> None:
 
     Raises UserError, naming `hf_assets_path`.
     """
-    if not config.hf_assets_path:
+    start = config.hf_assets_path
+    if not start:
         start = start_of(config.task, START_CHECKPOINTS)
         _expect_start(start is not None, config)
-        config.hf_assets_path = str(start)
-    elif is_hub_name(config.hf_assets_path):
-        config.hf_assets_path = str(folder_of(config.hf_assets_path))
-    folder = Path(config.hf_assets_path).absolute()  # a run may be read from another working folder
+    folder = local_folder(str(start))
     config.hf_assets_path, config.model_spec = str(folder), model_in(folder)
+
+
+def local_folder(model: str) -> Path:
+    """A model's folder. Absolute, because a run may be read from another working folder. A model on the hub is downloaded."""
+    return Path(folder_of(model) if is_hub_name(model) else model).absolute()
 
 
 def _expect_start(makes_start: bool, config: "RunConfig") -> None:

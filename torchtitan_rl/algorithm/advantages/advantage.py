@@ -3,11 +3,9 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from torchtitan_rl.algorithm.unused import expect_defaults
-from torchtitan_rl.fields.own_config import OwnConfig
+from torchtitan_rl.algorithm.unused import ObjectivePart
 from torchtitan_rl.types import Episode, Group
 
 
@@ -22,22 +20,13 @@ class RewardedGroup(NamedTuple):
     """The same of the whole step."""
 
 
-class Advantage(OwnConfig, ABC):
+class Advantage(ObjectivePart, ABC):
     """Turns each group's rewards into advantages. A subclass writes `of_group`; the shared rules are here.
 
     A reward of None is left out of every baseline and gets advantage 0. If all rewards of a group are equal
     (`all_equal`), every advantage is exactly 0. The test compares the rewards themselves: in floating point the mean
     of 0.1, 0.1, 0.1 is not 0.1, and the standard deviation 1e-17 would become a divisor.
     """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(OwnConfig.Config):
-        def check_objective(self, objective: OwnConfig.Config) -> None:
-            """Raise UserError if a setting of the objective, an `Algorithm.Config`, does not go with this advantage."""
-            expect_defaults(objective, self._owner.ignores, self._owner.__name__)
-
-    ignores: ClassVar[tuple[str, ...]] = ()
-    """Fields of the objective that have no effect with it, and must have their defaults."""
 
     def check_rewards(self, rewards: Sequence[float]) -> None:
         """Raise UserError for a reward that has no advantage. Called with an evaluation's rewards too."""

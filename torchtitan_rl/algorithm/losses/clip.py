@@ -43,3 +43,8 @@ class Clip(TokenLoss):
             losses = torch.where(negative, ceiling, losses)  # [T]
         inputs.report_ratio(ratio, log_ratio, **clipped)
         return losses
+
+    def clip_sequences(self, inputs: LossInputs, log_ratio: Tensor) -> Tensor:
+        """[T] the loss with the sequences' ratios, whose logarithm is `log_ratio` [S]."""
+        expand = inputs.sequences.expand
+        return self.clip(inputs, expand(safe_exp(log_ratio)), expand(log_ratio))  # [T]

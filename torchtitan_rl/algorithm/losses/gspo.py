@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from torchtitan_rl.algorithm.losses.clip import Clip
-from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs, safe_exp
+from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs
 from torchtitan_rl.fields.number import number
 
 
@@ -28,8 +28,3 @@ class Gspo(Clip):
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return self.clip_sequences(inputs, inputs.sequences.mean(inputs.log_ratio))  # [T]
-
-    def clip_sequences(self, inputs: LossInputs, log_ratio: Tensor) -> Tensor:
-        """[T] the loss with the sequences' ratios, whose logarithm is `log_ratio` [S]."""
-        expand = inputs.sequences.expand
-        return self.clip(inputs, expand(safe_exp(log_ratio)), expand(log_ratio))  # [T]

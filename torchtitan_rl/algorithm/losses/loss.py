@@ -3,15 +3,15 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, make_dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from dataclasses import make_dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from torchtitan_rl.algorithm.aggregation import Aggregation
 from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs
-from torchtitan_rl.algorithm.unused import expect_defaults
+from torchtitan_rl.algorithm.unused import ObjectivePart
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.types import Episode, Group, Metric
@@ -35,21 +35,13 @@ class Source(Protocol):
         `Credit.token_columns`. Collective."""
 
 
-class Loss(OwnConfig, ABC):
+class Loss(ObjectivePart, ABC):
     """The base of `algorithm.loss`. Most losses are a `TokenLoss`, and most of those are `__call__` alone.
 
     The fields say what the loss needs, the methods what it does in a step: `assign_credit` before the update, `terms` for
     each micro-batch, `group_metrics` and `after_update` after it.
     """
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(OwnConfig.Config):
-        def check_objective(self, objective: OwnConfig.Config) -> None:
-            """Raise UserError if a setting of the objective, an `Algorithm.Config`, has no effect with this loss."""
-            expect_defaults(objective, self._owner.ignores, self._owner.__name__)
-
-    ignores: ClassVar[tuple[str, ...]] = ()
-    """Fields of the objective that have no effect with it, and must have their defaults."""
     learns_from: Literal["advantages", "rewards", "samples", "demonstrations"] = "advantages"
     """Advantages: those of `algorithm.advantage`. Rewards: `assign_credit` makes them credit. Samples: the engine's, also
     without a reward, and one for a prompt is enough. Demonstrations: the data's completions, one for each prompt. Then there

@@ -19,7 +19,7 @@ from torchtitan_rl.types import Episode, Group, Metric
 
 
 class Modifier(TokenLoss, ABC):
-    """The loss `loss`, as it is. A subclass changes one thing; what it does not override is that of `loss`."""
+    """The loss `loss`, as it is. A subclass changes one thing; what it does not override is that of `loss`. What it `reads` is added."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(TokenLoss.Config):
@@ -51,7 +51,12 @@ class Modifier(TokenLoss, ABC):
         super().__init__(config)
         self.loss = config.loss.build()
         for name in Loss.__annotations__:
-            setattr(self, name, getattr(self.loss, name))
+            own, value = getattr(self, name), getattr(self.loss, name)
+            if isinstance(own, tuple):
+                value = (*value, *own)
+            elif own != getattr(Loss, name):
+                value = own
+            setattr(self, name, value)
         # A subclass that adds nothing of its own says so, as any loss does for itself alone.
         own = type(self).zero_without_advantage
         self.zero_without_advantage = own and self.loss.zero_without_advantage
@@ -80,7 +85,4 @@ class OwnBaseline(Modifier, ABC):
 
     needs_loss_of = ("advantages",)
     ignores = ("advantage", "credit", "zero_variance", "seed_grpo")
-
-    def __init__(self, config: Modifier.Config) -> None:
-        super().__init__(config)
-        self.learns_from = "rewards"
+    learns_from = "rewards"

@@ -19,11 +19,8 @@ class OptimalBaseline(OwnBaseline):
     longest completion has a t-th token, b_t is 0. It costs two forwards a step (`Collisions` in trainer/teachers/frozen_models.py). As verl's `optimal_token_baseline`.
     """
 
+    reads = (LOGPROBS, LOG_COLLISIONS)
     zero_without_advantage = True
-
-    def __init__(self, config: OwnBaseline.Config) -> None:
-        super().__init__(config)
-        self.reads = (*self.loss.reads, LOGPROBS, LOG_COLLISIONS)
 
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
         for group in groups:

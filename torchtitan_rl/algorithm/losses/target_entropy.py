@@ -32,10 +32,10 @@ class TargetEntropy(Modifier):
         """The largest c."""
 
     ignores = ("entropy_coef",)
+    controller_inputs = (ENTROPY,)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.controller_inputs = (*self.loss.controller_inputs, ENTROPY)
         self._set_bonus(0.0, False)
 
     def _set_bonus(self, coef: float, active: bool) -> None:

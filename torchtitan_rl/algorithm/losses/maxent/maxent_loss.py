@@ -1,8 +1,9 @@
 """MaxEnt-GRPO's listwise loss."""
 
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from statistics import correlation
+from statistics import StatisticsError, correlation
 from typing import Any, Literal
 
 import torch
@@ -10,9 +11,8 @@ from torch import Tensor
 
 from torchtitan_rl.algorithm.aggregation import Aggregation
 from torchtitan_rl.algorithm.losses.clip import Clip
-from torchtitan_rl.algorithm.losses.gspo import Gspo
 from torchtitan_rl.algorithm.losses.loss import REFERENCE_LOGPROBS, Loss
-from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs
+from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs, Sequences
 from torchtitan_rl.algorithm.losses.maxent.controllers import (
     BetaController,
     ControllerState,
@@ -102,11 +102,7 @@ class MaxEnt(Loss):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._clip: Clip | None = None
-        if config.clip_coef > 0:
-            of_tokens = config.clip_ratio == "token"
-            normalize = config.normalize_policy
-            self._clip = config.clip.build() if of_tokens else SequenceClip(config.clip, normalize)
+        self._clip = config.clip.build() if config.clip_coef > 0 else None
         configs: list[OwnConfig.Config | None] = [config.tau_controller, config.beta_controller]
         if config.meta_controller is not None:
             configs = [config.meta_controller]
@@ -146,11 +142,14 @@ class MaxEnt(Loss):
             if members:
                 self._weigh(members)
 
+    def _of_sequences(self, values: Tensor, sequences: Sequences) -> Tensor:
+        """[T] -> [S]: sums of tokens' log-probabilities, or their means with `normalize_policy`."""
+        return sequences.mean(values) if self.config.normalize_policy else sequences.sum(values)
+
     def _listwise(self, inputs: LossInputs) -> Tensor:
         """Returns [S] -w_i log softmax_i(s), with the softmax over the sequences of the same group."""
         sequences = inputs.sequences
-        score = sequences.mean if self.config.normalize_policy else sequences.sum
-        log_prob = score(inputs.logprobs)  # [S]
+        log_prob = self._of_sequences(inputs.logprobs, sequences)  # [S]
         # Each row keeps its own sequence, because a row of only -inf would give a NaN gradient.
         itself = torch.eye(sequences.num, dtype=torch.bool, device=log_prob.device)  # [S, S]
         same_group = inputs.group_ids[:, None] == inputs.group_ids[None, :]  # [S, S]
@@ -166,10 +165,12 @@ class MaxEnt(Loss):
         listwise = self._listwise(inputs).sum() / num_groups  # 0-d
         if self._clip is None:
             return {"policy": listwise}
-        losses = self._clip(inputs) * inputs.correction  # [T]
         if self.config.clip_ratio == "token":
+            losses = self._clip(inputs) * inputs.correction  # [T]
             clip = self.config.clip_coef * aggregation(losses, inputs)  # 0-d
         else:
+            log_ratio = self._of_sequences(inputs.log_ratio, inputs.sequences)  # [S]
+            losses = self._clip.clip_sequences(inputs, log_ratio) * inputs.correction  # [T]
             # All tokens of a sequence have the same loss.
             total = self.config.clip_coef * inputs.sequences.mean(losses).sum()  # 0-d
             clip = total / num_groups  # 0-d
@@ -202,7 +203,7 @@ class MaxEnt(Loss):
     def _push_reward_correlation(self, members: list[Episode]) -> list[float]:
         """Returns the correlation in a group of the push w_i - softmax_i(s) with the reward; s is the sampler's.
 
-        Nothing for a group whose rewards or pushes are all equal.
+        Nothing for a group whose rewards or pushes are all equal, or as good as equal.
         """
         normalize = self.config.normalize_policy
         scores = [_score(e, e.completion.sampler_logprobs, normalize) for e in members]
@@ -211,7 +212,9 @@ class MaxEnt(Loss):
         rewards = [e.credit.shaped_reward for e in members]
         if len(set(pushes)) < 2 or len(set(rewards)) < 2:
             return []
-        return [correlation(pushes, rewards)]
+        with suppress(StatisticsError):  # the squares of tiny pushes underflow
+            return [correlation(pushes, rewards)]
+        return []
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
         """Moves tau and beta, and returns metrics of those that moved. A value stays if its statistic is missing in this step."""
@@ -254,15 +257,3 @@ def _score(episode: Episode, logprobs: FloatArray, normalize: bool) -> float:
     """Returns the sum of a completion's log-probabilities [L] over its sampled tokens, or their mean."""
     of_sampled = logprobs[episode.completion.loss_mask].tolist()  # [num_sampled]
     return math.fsum(of_sampled) / (len(of_sampled) if normalize else 1)
-
-
-class SequenceClip(Gspo):
-    """The clip loss with ratio exp(s_i - s_i old), the same for every token of a sequence."""
-
-    def __init__(self, config: Clip.Config, normalize: bool) -> None:
-        super().__init__(config)
-        self.normalize = normalize
-
-    def __call__(self, inputs: LossInputs) -> Tensor:
-        score = inputs.sequences.mean if self.normalize else inputs.sequences.sum
-        return self.clip_sequences(inputs, score(inputs.log_ratio))  # [T]
