@@ -89,6 +89,7 @@ class Controller(Parts, Configurable):
         """
         self.stop_requested()
         self._begin()
+        self._saved = self.state.step > 0  # as the checkpoint that it goes on from
         last_step = self.config.num_steps
         while self.state.step < last_step and not (self._stopped or self.evaluation.gives_up):
             self.state.step += 1

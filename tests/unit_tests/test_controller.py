@@ -286,6 +286,14 @@ def test_best_step_is_kept_before_it_is_saved_and_the_start_is_not_kept():
     assert shown == ["keep step 1 as the best", "save step 1", "save step 2 as the last"]
 
 
+def test_run_that_had_given_up_is_not_saved_once_more_when_it_is_started_again():
+    run = Run()
+    again = controller(run, num_steps=9, resumed_at=4, every=1, best_by="evaluation/accuracy", stop_after=1)
+    again.evaluation.load_state_dict({"best": 0.5, "worse": 1})
+    assert again.run() == 0
+    assert run.calls == ["push weights of step 4", "close"]
+
+
 def test_run_stops_and_saves_when_the_evaluation_gives_up():
     run = Run(accuracies=[0.5, 0.4, 0.3])
     assert controller(run, num_steps=9, every=1, best_by="evaluation/accuracy", stop_after=2).run() == 0
