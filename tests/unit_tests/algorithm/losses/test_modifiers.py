@@ -151,3 +151,24 @@ def test_optimal_baseline_equals_verl():
         [0.42470984, 0.595598116, 0.235579569, 1.0, -0.57529016, -0.404401884, -0.07529016, 0.095598116, -0.264420431],
         abs=1e-6,
     )
+
+
+def test_optimal_baseline_of_certain_tokens_is_no_rounding_error():
+    groups = draft_episodes([group(0, [1.0, 0.0], logprobs=[(0.0, -1.0)] * 2)])
+    for episode, rounding in zip(flat(groups), (1e-7, -1e-7), strict=True):
+        columns = {LOGPROBS: episode.completion.sampler_logprobs, LOG_COLLISIONS: np.array([rounding, -0.5])}
+        episode.credit.token_columns |= columns
+        episode.credit.shaped_reward = episode.reward
+    OptimalBaseline.Config().build().assign_credit(groups)
+    assert all(np.abs(episode.credit.token_advantages).max() <= 1 for episode in flat(groups))
+
+
+class Compared(Modifier):
+    reads, controller_inputs, whole_groups = ("mine",), ("policy/entropy",), True
+
+
+def test_a_modifiers_own_fields_are_added_to_those_of_its_loss():
+    loss = Compared.Config(loss=OptimalBaseline.Config()).build()
+    assert loss.reads == (LOGPROBS, LOG_COLLISIONS, "mine")
+    assert (loss.controller_inputs, loss.whole_groups) == (("policy/entropy",), True)
+    assert (loss.learns_from, loss.zero_without_advantage) == ("rewards", False)

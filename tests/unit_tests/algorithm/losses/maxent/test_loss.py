@@ -72,6 +72,14 @@ def test_weight_metrics_of_a_step():
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
 
 
+def test_pushes_whose_squares_underflow_have_no_correlation():
+    algorithm = maxent(tau=0.02)
+    episodes = episodes_of(algorithm, group(0, [10.0, 0.0], logprobs=[(-1.0,), (-1.0,) * 600]))
+    metrics = algorithm.group_metrics(episodes.groups)
+    assert metrics["maxent/weight_entropy/mean"].value < 1e-200
+    assert "maxent/push_reward_correlation/mean" not in metrics
+
+
 def test_another_loss_as_the_clip_loss_is_refused():
     with pytest.raises(ValueError, match=r"algorithm\.loss\.clip = Distill.*: expected Clip\.Config"):
         MaxEnt.Config(clip=Distill.Config())
