@@ -33,6 +33,8 @@ def main() -> None:
         (folder / f"rank_{rank}_at_{step}").touch()
         if step == 3 and last and act in ("killed", "evaluates"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if step == 3 and last and act == "exits":
+            os._exit(3)
         if step == 3 and last and act == "hangs":
             subprocess.Popen(["sleep", "1000"], start_new_session=True)
             hang_here()

@@ -50,6 +50,16 @@ def test_killed_evaluation_leaves_what_the_run_says_of_its_end(tmp_path):
     assert not (tmp_path / "run" / "report.html").exists()
 
 
+def test_rank_that_ends_without_a_word_is_named_and_is_no_stop_of_training(tmp_path):
+    ended = start(tmp_path, "exits").end(60)
+    assert ended.code == 1
+    message = "in step 3: grade ended with code 3 before the end of training"
+    ended.says(rf"(?m)^rank 1 \(.*\) {message}\.$")
+    end = how_it_ended(tmp_path)
+    assert (end["outcome"], end["code"], end["rank"]) == ("failed", 1, 1)
+    assert message in end["message"]
+
+
 def test_ranks_that_hang_after_training_are_killed_and_the_run_succeeds(tmp_path):
     run = start(tmp_path, "lingers")
     ended = run.end(60)

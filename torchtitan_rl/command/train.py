@@ -30,7 +30,7 @@ from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.run.job_processes import die_with_parent
 from torchtitan_rl.run.rank_output import RankLog, RankOutput
-from torchtitan_rl.run.rank_status import StatusFile, rank_failed, slowest
+from torchtitan_rl.run.rank_status import StatusFile, mark_failed, rank_failed, slowest
 from torchtitan_rl.run.run_end import advice, phase_of, write_end, write_run_report
 from torchtitan_rl.run.stop_signal import StopSignal
 
@@ -67,7 +67,9 @@ def main(args: Sequence[str] | None = None) -> None:
             called = f"sys.exit({request.code!r})"
             raise RuntimeError(f"something called {called} in the middle of the run") from request
     except SystemExit as ended:
-        if not ended.code:
+        if ended.code:
+            mark_failed()  # as the parser has said
+        else:
             status_file.set_outcome("done")
         raise
     except BaseException as error:  # CheckpointException and KeyboardInterrupt are no Exceptions

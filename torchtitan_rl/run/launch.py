@@ -28,6 +28,7 @@ from torchtitan_rl.run.rank_status import (
     CHANGES_PER_STEP,
     WATCH_VARIABLE,
     RankStatus,
+    failure_marker,
     has_vanished,
     named,
     read_statuses,
@@ -135,13 +136,14 @@ class Job:
         vanished = {status.pid: status for status in statuses if has_vanished(status)}
         for pid, status in vanished.items():
             if pid not in codes:
-                text = "ended with code 0 before the end of training."
-                return 1, f"{named([status])} in {status.phase} {text}", status
+                return 1, _vanished(status, 0), status
         if not failures:
             return 0, "", None
         # The likeliest cause: not ended by torchrun, early, killed, ended with a message.
         first = min(failures, key=lambda failure: (failure.exitcode == -signal.SIGTERM, failure.timestamp, failure.exitcode > 0, failure.exitcode == 1))  # fmt: skip
         status = vanished.get(first.pid)
+        if first.exitcode > 0 and status and not failure_marker().exists():
+            return 1, _vanished(status, first.exitcode), status
         if first.exitcode > 0:
             return first.exitcode, "", status
         return 128 - first.exitcode, _killed(-first.exitcode, status), status
@@ -162,6 +164,11 @@ class Job:
         job_processes.kill_children()
         shutil.rmtree(self._folder, ignore_errors=True)
         return code
+
+
+def _vanished(status: RankStatus, code: int) -> str:
+    """Which rank has ended by itself, without a word: something in it has called exit."""
+    return f"{named([status])} in {status.phase} ended with code {code} before the end of training."
 
 
 def _killed(number: int, status: RankStatus | None) -> str:

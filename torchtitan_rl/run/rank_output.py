@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.references import is_users_file
 from torchtitan_rl.run.job_processes import STOP_SIGNALS
-from torchtitan_rl.run.rank_status import failure_marker
+from torchtitan_rl.run.rank_status import mark_failed
 from torchtitan_rl.text import visible
 
 _KEPT = re.compile(r"(\x1b\[[\d;]*m|\r)")
@@ -130,16 +130,10 @@ class RankOutput(RankLog):
         logging.getLogger(__name__).info("this rank failed: %s", message)
         sys.stdout.flush()
         sys.stderr.flush()
-        try:
-            if marker := failure_marker():
-                marker.touch(exist_ok=False)
-        except FileExistsError:
-            os._exit(code)
-        except OSError:  # a full disk may be the reason to fail
-            pass
-        text = visible(f"rank {self.rank}: {message}" if self.rank else message)
-        with suppress(OSError):  # nobody reads it
-            os.write(self._terminal, f"{text.rstrip()}\n".encode(errors="backslashreplace"))
+        if mark_failed():
+            text = visible(f"rank {self.rank}: {message}" if self.rank else message)
+            with suppress(OSError):  # nobody reads it
+                os.write(self._terminal, f"{text.rstrip()}\n".encode(errors="backslashreplace"))
         os._exit(code)
 
     @staticmethod

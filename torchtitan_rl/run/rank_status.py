@@ -163,6 +163,18 @@ def failure_marker() -> Path | None:
     return folder / "failed" if folder else None
 
 
+def mark_failed() -> bool:
+    """Leave the marker of a rank that fails and says why. Returns whether no other rank of this node has left it before."""
+    try:
+        if marker := failure_marker():
+            marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:  # a full disk may be the reason to fail
+        pass
+    return True
+
+
 def read_statuses(folder: Path | None) -> list[RankStatus]:
     """The statuses of this node's ranks, by rank."""
     statuses = []

@@ -48,5 +48,5 @@ def path_weights(episode: Episode) -> np.ndarray:
     columns, mask = episode.credit.token_columns, episode.completion.loss_mask  # [L]
     probability = np.exp(columns[LOGPROBS][mask].astype(np.float64))  # [num_sampled]
     collisions = np.exp(columns[LOG_COLLISIONS][mask].astype(np.float64))  # [num_sampled]
-    # Rounding makes some of those of certain tokens negative. Sums near 0 would be divided by.
+    # Rounding makes the terms of certain tokens negative, and then a sum near 0 would be divided by.
     return np.maximum(1 - 2 * probability + collisions, 0).cumsum()
