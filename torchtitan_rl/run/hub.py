@@ -60,8 +60,13 @@ def _cached(name: str) -> Path | None:
         folder = Path(snapshot_download(name, allow_patterns=_FILES, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
-    needed = ("config.json", *_WEIGHTS, "tokenizer*")
-    return folder if all(any(folder.glob(pattern)) for pattern in needed) else None
+    return None if missing_pattern(folder) else folder
+
+
+def missing_pattern(folder: Path) -> str:
+    """The first pattern of which a model's folder has no file; "" if it has all. Example: "tokenizer*"."""
+    needed = ("config.json", "tokenizer*", *_WEIGHTS)
+    return next((pattern for pattern in needed if not any(folder.glob(pattern))), "")
 
 
 def _download(name: str) -> Path:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torchtitan_rl import PLANNED_GIB
 from torchtitan_rl.data.task import Task, start_of
 from torchtitan_rl.errors import UserError, expect
-from torchtitan_rl.run.hub import folder_of, is_hub_name
+from torchtitan_rl.run.hub import folder_of, is_hub_name, missing_pattern
 from torchtitan_rl.run.packaged_model import check_name, is_packaged
 from torchtitan_rl.text import without_code_advice
 
@@ -79,10 +79,7 @@ def model_in(folder: Path) -> "ModelSpec":
 
 
 def _check_folder(folder: Path) -> None:
-    missing = "such folder"
-    if folder.is_dir():
-        needed = ["config.json", "tokenizer*"] + ["*.safetensors"] * (not PLANNED_GIB)
-        missing = next((pattern for pattern in needed if not any(folder.glob(pattern))), "")
+    missing = missing_pattern(folder) if folder.is_dir() else "such folder"
     expect(
         not missing, "hf_assets_path", str(folder),
         "a Hugging Face checkpoint folder (config.json, tokenizer files, *.safetensors) on every node, but node "
