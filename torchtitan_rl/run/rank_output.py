@@ -48,7 +48,7 @@ class RankLog:
     def __init__(self, *, rank: int) -> None:
         self.rank = rank
         self._root = logging.getLogger()
-        self._level_before = self._root.level
+        self._level_before, self._raises_before = self._root.level, logging.raiseExceptions
         handler = logging.StreamHandler()
         handler.addFilter(lambda record: record.levelno >= logging.ERROR or record.name.startswith("torchtitan_rl"))  # fmt: skip
         handler.setLevel(logging.WARNING)
@@ -79,6 +79,7 @@ class RankLog:
     def close(self) -> None:
         """Give the process its logging back, as a notebook's goes on after the run."""
         self._root.setLevel(self._level_before)
+        logging.raiseExceptions = self._raises_before
         warnings.showwarning = self._show_warning_before
         for handler in self._handlers:
             self._root.removeHandler(handler)

@@ -1,11 +1,13 @@
 """What is printed: commands to the terminal are made visible, and nothing fails if nobody reads it."""
 
 import io
+import logging
 import os
 import subprocess
 import sys
+import warnings
 
-from torchtitan_rl.run.rank_output import OutputStream
+from torchtitan_rl.run.rank_output import OutputStream, RankLog
 
 
 def test_closed_pipe_fails_no_print():
@@ -51,3 +53,13 @@ def test_a_library_s_warning_is_in_the_log_alone_and_the_user_s_on_the_terminal_
     assert {"of a library", "of the user's code"} <= {
         *(tmp_path / "logs/rank_0.log").read_text().replace("\n", ": ").split(": ")
     }
+
+
+def test_a_notebook_gets_its_logging_back():
+    def settings():
+        root = logging.getLogger()
+        return root.level, [*root.handlers], logging.raiseExceptions, warnings.showwarning
+
+    before = settings()
+    RankLog(rank=0).close()
+    assert settings() == before
