@@ -217,9 +217,11 @@ def _update_bytes(
 
 
 def checkpoint_bytes(config: "RunConfig") -> int:
-    """Bytes of a checkpoint: float32 weights and two moments of what is trained."""
+    """Bytes of a checkpoint: float32 weights and two moments of what is trained, and the policy's average, if that teaches it."""
     trains_all = config.trainer.lora.rank == 0
-    return 12 * (parameter_count(config.model_spec) if trains_all else _adapter_sizes(config)[0])
+    trained = parameter_count(config.model_spec) if trains_all else _adapter_sizes(config)[0]
+    keeps_average = config.teaches_itself and 0 < config.teacher_rate < 1
+    return (16 if keeps_average else 12) * trained
 
 
 def _adapter_sizes(config: "RunConfig") -> tuple[int, int]:

@@ -18,6 +18,7 @@ from torchtitan_rl.run.memory import (
     GIB,
     ROOMY,
     STATE,
+    checkpoint_bytes,
     choose_by_memory,
     describe_memory,
     memory_need,
@@ -161,6 +162,14 @@ def test_a_run_that_needs_more_than_a_machine_without_gpus_has_says_so():
         config = shipped(name)
         line = describe_memory(config, algorithm_of(config), world_size=ranks, gpu_bytes=None)
         assert (warning in line) == warned
+
+
+def test_a_checkpoint_holds_the_policys_average_if_that_teaches_it():
+    config = sized("0.6B")
+    parameters = parameter_count(config.model_spec)
+    for hint, rate, width in (("", 0.05, 12), ("expected_answer", 0.05, 16), ("expected_answer", 0.0, 12)):
+        config.teacher_hint, config.teacher_rate = hint, rate
+        assert checkpoint_bytes(config) == width * parameters
 
 
 LORA_PAGE = (Path(__file__).parents[3] / "docs/lora.md").read_text()
