@@ -183,7 +183,7 @@ def _was_forked(run_folder: Path, source: Path) -> bool:
 
 def checkpoints_at(source: Path) -> dict[int, Path]:
     """The checkpoints of a run's folder by step, oldest first, or the only one that `source` is."""
-    name = _STEP.fullmatch(source.name.removeprefix(ASIDE))
+    name = re.fullmatch(r"step-(\d+)(?:-\d+)?", source.name.removeprefix(ASIDE))  # as `_free_name`
     return {int(name[1]): source} if name and source.is_dir() else CheckpointFolder(source).steps()
 
 

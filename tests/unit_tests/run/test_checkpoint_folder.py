@@ -110,6 +110,9 @@ def test_steps_after_the_resumed_one_are_set_aside_and_never_overwritten(folder,
         assert find_resume("1", tmp_path).step == 1
         folder.set_aside_from(2)
     assert sorted(p.name for p in folder.path.iterdir()) == ["set-aside-step-2", "set-aside-step-2-2", "step-1"]
+    for name in ("set-aside-step-2", "set-aside-step-2-2"):
+        found = find_resume(str(folder.path / name), tmp_path / "fork")
+        assert (found.step, found.checkpoint.name, found.fork) == (2, name, True)
 
 
 def test_missing_step_is_named_with_the_existing_ones(folder, tmp_path):
