@@ -19,7 +19,7 @@ from torchtitan_rl.algorithm.credit import CreditAssignment, GroupFilter
 from torchtitan_rl.algorithm.kl import KL
 from torchtitan_rl.algorithm.loss_metrics import Tally, microbatch_tally
 from torchtitan_rl.algorithm.losses.clip import Clip
-from torchtitan_rl.algorithm.losses.loss import REFERENCE_LOGPROBS, Loss, check_values
+from torchtitan_rl.algorithm.losses.loss import Loss, check_values
 from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs, Sequences
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.algorithm.mismatch import Mismatch, NoCorrection
@@ -120,16 +120,9 @@ class Algorithm(OwnConfig):
         self.aggregation = config.aggregation.build()
         self.mismatch = config.mismatch.build()
         self.kl = config.kl.build()
-        self.needs_reference = config.kl.coef > 0 or REFERENCE_LOGPROBS in self.policy_loss.reads
-        """Whether a frozen reference model must be loaded and score every episode."""
-        self.credit = CreditAssignment(
-            config,
-            loss=self.policy_loss,
-            kl=self.kl,
-            needs_reference=self.needs_reference,
-            max_completion_tokens=max_completion_tokens,
-        )
+        self.credit = CreditAssignment(config, self.policy_loss, max_completion_tokens)
         """Rewards become advantages: `algorithm.credit.assign(groups)`."""
+        self.needs_reference = self.credit.needs_reference
         self.refill_rounds = config.refill_rounds if config.zero_variance == "refill" else 0
         """The largest number of rounds of new prompts per step, to replace groups that are left out."""
         self.controller_inputs = self.policy_loss.controller_inputs

@@ -5,8 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from torchtitan_rl.algorithm.episodes import differ, turn_returns
-from torchtitan_rl.algorithm.kl import KL
-from torchtitan_rl.algorithm.losses.loss import Loss
+from torchtitan_rl.algorithm.losses.loss import REFERENCE_LOGPROBS, Loss
 from torchtitan_rl.algorithm.nonfinite import episode_fault, leave_out
 from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.types import Episode, Group, Member, ScoredCompletion
@@ -29,20 +28,13 @@ class GroupFilter(OwnConfig, ABC):
 class CreditAssignment:
     """Sets the credit of a step's episodes, once all groups are on every rank. Nothing communicates."""
 
-    def __init__(
-        self,
-        config: OwnConfig.Config,
-        *,
-        loss: Loss,
-        kl: KL,
-        needs_reference: bool,
-        max_completion_tokens: int,
-    ) -> None:
+    def __init__(self, config: OwnConfig.Config, loss: Loss, max_completion_tokens: int) -> None:
         """`config`: the objective's, an `Algorithm.Config`."""
         self.loss = loss
-        self.kl = kl
-        self.needs_reference = needs_reference
         self.max_completion_tokens = max_completion_tokens
+        self.kl = config.kl.build()
+        self.needs_reference = config.kl.coef > 0 or REFERENCE_LOGPROBS in loss.reads
+        """Whether a frozen reference model must be loaded and score every episode."""
         self.advantage = config.advantage.build()
         self.truncation = config.truncation.build()
         self.seed_grpo = None if config.seed_grpo is None else config.seed_grpo.build()
