@@ -23,7 +23,7 @@ def main() -> None:
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     rank_status.ENDING_LIMIT_S = 2.0
     status_file = StatusFile(rank)
-    status_file.set_limits(WatchdogLimits(notice_seconds=1.0, limit_seconds=6.0))
+    status_file.limits = WatchdogLimits(notice_seconds=1.0, limit_seconds=6.0)
     status_file.update(run_folder=str(folder), keeps_record=act == "evaluates")
     stop = StopSignal()
     stop.requested()

@@ -118,7 +118,7 @@ def train_run(
         name: the config's name, from which a new folder gets its own.
         cleanup: gets what gives the process back as it was: it ends the engine and restores signals.
     """
-    status_file.set_limits(config.watchdog)
+    status_file.limits = config.watchdog
     cleanup.callback(events.listen(Terminal(slowest=slowest)))
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.build import build_run, prepare

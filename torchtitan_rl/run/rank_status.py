@@ -79,7 +79,7 @@ class StatusFile(Listener):
 
     def __init__(self, rank: int) -> None:
         self._file: int | None = None
-        self._limits = WatchdogLimits()
+        self.limits = WatchdogLimits()
         self._longest_s = 0.0
         """Longest time without progress in a step so far."""
         now = time.monotonic()
@@ -89,9 +89,6 @@ class StatusFile(Listener):
             stacks = stacks_path(folder, rank).open("a")
             faulthandler.register(SHOW_STACKS, file=stacks, all_threads=True)
             self.update()
-
-    def set_limits(self, limits: WatchdogLimits) -> None:
-        self._limits = limits
 
     def set_outcome(self, outcome: str) -> None:
         """Training has ended; only the report and the close of the engine are left."""
@@ -106,7 +103,7 @@ class StatusFile(Listener):
         changes, step = self.status.changes + 1, _step(where)
         if step > self.status.changes // CHANGES_PER_STEP:  # the ranks are level again
             changes = step * CHANGES_PER_STEP
-        notice_s, limit_s = self._limits.notice_seconds, self._limits.limit_seconds
+        notice_s, limit_s = self.limits.notice_seconds, self.limits.limit_seconds
         if step:
             notice_s = max(notice_s, min(SLOWER * self._longest_s, limit_s / 2))
         else:

@@ -112,7 +112,7 @@ def test_the_deadlines_of_a_phase_follow_the_longest_wait_so_far(monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     file = StatusFile(0)
-    file.set_limits(WatchdogLimits(notice_seconds=10.0, limit_seconds=100.0))
+    file.limits = WatchdogLimits(notice_seconds=10.0, limit_seconds=100.0)
 
     def deadlines(phase, seconds):
         nonlocal now
