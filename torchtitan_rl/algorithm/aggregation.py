@@ -41,6 +41,5 @@ class SeqSumConst(Aggregation):
 
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
         sequences = max(inputs.normalizers.num_sequences, 1)
-        return (token_losses * inputs.mask).sum() / (
-            sequences * inputs.normalizers.max_completion_tokens
-        )
+        divisor = sequences * inputs.normalizers.max_completion_tokens
+        return (token_losses * inputs.mask).sum() / divisor

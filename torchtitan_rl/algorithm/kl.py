@@ -65,8 +65,6 @@ class KL(OwnConfig):
     def penalty(self, episode: Episode) -> float:
         """coef * sum_t KL_t over the sampled tokens, with the sampler's log-probabilities as the policy's."""
         sampled = episode.completion.loss_mask  # [L]
-        policy = torch.from_numpy(
-            episode.completion.sampler_logprobs[sampled]
-        ).double()  # [num_sampled]
+        policy = torch.from_numpy(episode.completion.sampled_logprobs).double()  # [num_sampled]
         reference = torch.from_numpy(episode.reference_logprobs[sampled]).double()  # [num_sampled]
         return self.config.coef * self(policy, reference).sum().item()

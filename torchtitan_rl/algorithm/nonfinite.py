@@ -69,10 +69,9 @@ def leave_out(member: Member, source: str, text: str, *, raises: bool) -> None:
     if raises:
         error = SamplerNonFiniteError if source == "sampler" else NonFiniteError
         raise error(f"{member.name}: {text}. {ADVICE[source]}")
-    columns = member.episode.credit.columns
-    token_columns = member.episode.credit.token_columns
+    before = member.episode.credit
     member.episode.credit = Credit(
-        left_out=f"not finite: {text}", columns=columns, token_columns=token_columns
+        left_out=f"not finite: {text}", columns=before.columns, token_columns=before.token_columns
     )
 
 

@@ -39,7 +39,6 @@ class Truncation(OwnConfig):
         """The soft length penalty of a completion with `num_tokens` sampled tokens, in [-1, 0]."""
         if self.config.mode != "penalty":
             return 0.0
-        cache = min(
-            self.config.cache_tokens or max(1, max_completion_tokens // 5), max_completion_tokens
-        )
+        cache = self.config.cache_tokens or max(1, max_completion_tokens // 5)
+        cache = min(cache, max_completion_tokens)
         return max(-1.0, min(0.0, (max_completion_tokens - cache - num_tokens) / cache))

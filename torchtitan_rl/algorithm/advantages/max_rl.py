@@ -28,10 +28,8 @@ class MaxRl(Advantage):
 
         def check_objective(self, objective: "Algorithm.Config") -> None:
             kl, cut = objective.kl, objective.truncation
-            bounded, remedy = (
-                kl.coef == 0 or kl.placement == "loss",
-                "A KL has no bound, so no reward is the lowest.",
-            )
+            bounded = kl.coef == 0 or kl.placement == "loss"
+            remedy = "A KL has no bound, so no reward is the lowest."
             expect(bounded, "algorithm.kl.placement", kl.placement, '"loss" with MaxRl', remedy)
             least = cut.cut_reward - (cut.mode == "penalty")
             expected = f"at most {least:g}, the penalty of a wrong answer that was cut"

@@ -134,9 +134,8 @@ def token_loss(function: Callable[..., Tensor]) -> type[TokenLoss]:
         return function(inputs, **{p.name: getattr(self.config, p.name) for p in parameters})
 
     namespace = {"Config": config, "__call__": call, "__doc__": function.__doc__}
-    namespace["__wrapped__"] = (
-        function  # where inspect looks for the source, by which runs are compared
-    )
+    # Where inspect looks for the source, by which runs are compared.
+    namespace["__wrapped__"] = function
     names = {"__module__": function.__module__, "__qualname__": function.__qualname__}
     return type(function.__name__, (TokenLoss,), namespace | names)
 

@@ -32,9 +32,8 @@ class RoleBaseline(OwnBaseline):
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
         for group in groups:
             task, columns = group.prompt.task, group.prompt.columns
-            role = f"{task}/{columns.get(self.config.column, '')}".strip(
-                "/"
-            )  # such as "poker/first"
+            column = columns.get(self.config.column, "")
+            role = f"{task}/{column}".strip("/")  # such as "poker/first"
             for episode in group.samples:
                 reward = episode.credit.shaped_reward
                 if reward is None:
