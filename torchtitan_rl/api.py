@@ -119,7 +119,7 @@ def train(
     from torchtitan_rl import comm, events
     from torchtitan_rl.command.train import train_run, write_failure
     from torchtitan_rl.run.rank_output import RankLog
-    from torchtitan_rl.run.rank_status import StatusFile
+    from torchtitan_rl.run.rank_status import StatusFile, mark_failed
 
     if model:
         settings["hf_assets_path"] = model
@@ -143,6 +143,7 @@ def train(
         try:
             return TrainedRun(train_run(config, run_config, log, status_file, cleanup))
         except BaseException as error:
+            mark_failed()  # the caller gets the reason
             if run_folder := status_file.status.run_folder:
                 write_failure(error, Path(run_folder))
             # A notebook keeps its last error, whose frames would keep the model and the engine.
