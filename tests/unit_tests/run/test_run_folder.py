@@ -130,6 +130,13 @@ def test_a_start_on_a_full_disk_leaves_what_the_run_was_started_with(tmp_path, o
     again.close()
 
 
+def test_other_nodes_can_see_at_once_who_has_claimed_a_folder(tmp_path, one_rank, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}")))
+    RunFolder.claim(str(tmp_path / "run"), "debug").close()
+    assert synced == [str(tmp_path / "run" / "run.lock")]
+
+
 def test_a_file_system_without_locks_is_named_and_used(tmp_path, monkeypatch, capsys):
     def refuse(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # as Lustre mounted without -o flock
