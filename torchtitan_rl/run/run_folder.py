@@ -68,7 +68,7 @@ class RunFolder:
                 lock_file.truncate(0)
                 lock_file.write(token)
                 lock_file.flush()
-                os.fsync(lock_file.fileno())  # else other nodes see it when NFS writes it, 30 s later
+                os.fsync(lock_file.fileno())  # NFS would write it half a minute later
             continues = (path / CONFIG).exists()
         path, continues, token = comm.broadcast((path.resolve(), continues, token))
         check_shared(path, token)
