@@ -427,7 +427,8 @@ def build_run(
     if resume is not None:
         with phase(f"load {resume.checkpoint}"):
             checkpointer.load(resume.checkpoint)
-    checkpointer.check_room()
+    if not config.eval_only:
+        checkpointer.check_room()
     parts.trainer.after_load()
     return Controller(
         **vars(parts),

@@ -40,11 +40,15 @@ class CheckpointFolder:
         existing = next(folder for folder in (self.path, *self.path.parents) if folder.exists())
         return needed - shutil.disk_usage(existing).free
 
-    def begin(self, step: int) -> Path:
-        """Create an empty folder for the checkpoint of `step`, and delete unfinished and half deleted ones."""
+    def clean(self) -> None:
+        """Delete unfinished and half deleted checkpoints, as a kill leaves them."""
         for prefix in (UNFINISHED, LEAVING):
             for leftover in self.path.glob(f"{prefix}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
+
+    def begin(self, step: int) -> Path:
+        """Create an empty folder for the checkpoint of `step`, after `clean`."""
+        self.clean()
         folder = self.path / f"{UNFINISHED}step-{step}"
         self.path.mkdir(exist_ok=True)  # fails if the run's folder has vanished
         folder.mkdir()

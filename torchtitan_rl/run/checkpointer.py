@@ -78,9 +78,10 @@ class Checkpointer(Configurable):
         self._has_begun = False
 
     def check_room(self) -> None:
-        """Raise UserError, on rank 0, if the disk has no room for even one checkpoint."""
+        """Raise UserError, on rank 0, if the disk has no room for even one checkpoint, without what a killed start has left."""
         if not (self.config.enable and comm.is_rank_0()):
             return
+        self.folder.clean()
         missing = self.folder.missing_bytes(self._bytes())
         expect(
             missing <= 0, "dump_folder", str(self.folder.path), f"room for a checkpoint of {self._bytes():,} bytes, but "

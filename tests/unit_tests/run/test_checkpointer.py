@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from torchtitan_rl import build
+from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.run.checkpointer import Checkpointer
 from torchtitan_rl.run.manifest import examine
@@ -185,6 +187,31 @@ def test_missing_disk_space_is_reported_in_bytes_at_the_start_and_before_writing
     with pytest.raises(TrainingStopped, match=lacks):
         saver.save(3, last_step=True)
     assert saver.folder.steps() == {}
+
+
+def test_half_a_checkpoint_of_a_killed_start_takes_no_room_of_the_next_one(tmp_path, monkeypatch):
+    half = tmp_path / "checkpoint" / ".writing-step-4"
+    half.mkdir(parents=True)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0 if half.exists() else 10**9))
+    checkpointer(tmp_path).check_room()
+
+
+def test_an_evaluation_alone_needs_no_room(tmp_path, monkeypatch):
+    def made(**parts):
+        return SimpleNamespace(**parts, recorder=None, tensors=dict)
+
+    checked = []
+    for part in ("Controller", "_build_observer", "RunState"):
+        monkeypatch.setattr(build, part, lambda *_, **__: made())
+    trainer = made(gate=None, after_load=lambda: None)
+    monkeypatch.setattr(build, "build_parts", lambda *_, **__: made(algorithm=None, trainer=trainer))
+    monkeypatch.setattr(build, "_build_sampler", lambda *_: (None, {}))
+    monkeypatch.setattr(build, "_build_checkpointer", lambda *_: made(check_room=lambda: checked.append(1)))
+    for eval_only, checks in ((True, 0), (False, 1)):
+        config = load_config("debug")
+        config.eval_only = eval_only
+        build.build_run(config, tmp_path, resolved=made(config=config))
+        assert len(checked) == checks
 
 
 def test_a_vanished_run_folder_stops_the_run(tmp_path):
