@@ -127,13 +127,13 @@ class Writer(ScriptedEngine):
         return Sampled(index, ids, [-0.5] * len(ids), text, "stop")
 
 
-def agent_of(venvs: Path, name: str, question: str = QUESTION) -> AgentEnvironment:
-    """The agent as a command. Its environment has the packages' programs first."""
+def agent_of(venvs: Path, name: str, question: str = QUESTION, *, after: str = "") -> AgentEnvironment:
+    """The agent as a command, `after` which follows. Its environment has the packages' programs first."""
     agent = AGENTS[name]
     bins = [venvs / name / "node_modules/.bin", venvs / name / "bin", venvs / "node22/node_modules/.bin"]
     path = ":".join([*map(str, bins), "/usr/local/bin:/usr/bin:/bin"])
     env = {"PATH": path, "QUESTION": question, "PYTHONPATH": str(HERE), "LANG": "C.UTF-8", **agent.env}
-    return AgentEnvironment(["bash", "-c", agent.command], task=question, env=env, role="tool")
+    return AgentEnvironment(["bash", "-c", agent.command + after], task=question, env=env, role="tool")
 
 
 def play(venvs: Path, name: str, made) -> tuple[list[Conversation], Writer]:

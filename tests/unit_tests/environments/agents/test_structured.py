@@ -31,6 +31,7 @@ from torchtitan_rl.generator.patches import replace_grammar_backend
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.trainer.gate import LogprobGateError
 from torchtitan_rl.trainer.packing import pack
+from torchtitan_rl.types import Completion
 
 USER = {"role": "user", "content": "Where to?"}
 
@@ -155,6 +156,13 @@ def test_every_form_is_followed_and_trained_exactly(pair, top_k):
         gate_of(pair, batch)
 
 
+def was_cut(sample: Completion) -> bool:
+    """Whether an update came between two tokens of one turn."""
+    if sample.token_versions is None:
+        return False
+    return bool(((np.diff(sample.token_versions) > 0) & sample.loss_mask[:-1] & sample.loss_mask[1:]).any())
+
+
 def test_turn_that_is_cut_by_an_update_goes_on_under_its_grammar(pair):
     async def agent(task, *, base_url, api_key):
         chat = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=None).chat.completions
@@ -163,23 +171,24 @@ def test_turn_that_is_cut_by_an_update_goes_on_under_its_grammar(pair):
 
     generator, groups, version, numbers = pair.generator, [], pair.generator.policy_version, count()
     generator.environments = environments_of(pair, agent)
-    stream = ListStream(prompts(generator.tokenizer, 12))
+    stream = ListStream(prompts(generator.tokenizer, 30))
     in_flight = InFlight.Config(prompts=6).build(generator=generator, stream=stream)
     generator.sampling = SamplingConfig(n=2, max_tokens=3000, temperature=TEMPERATURE)
-    for step in range(3):
+    for step in range(12):  # until one is cut, which depends on when the agents' requests arrive
         generator.policy_version = version + step
         generator.llm.reset_prefix_cache()
         with begun(in_flight, 2, step=step) as whole:
             groups += whole
+        samples = [sample for group in groups for sample in group.samples]
+        if any(map(was_cut, samples)):
+            break
     generator.environments.close()
     generator.policy_version = version
-    batch, cut = pack(members_of(groups), normalizers=COUNTS, multiple=64), 0
-    for sample in (sample for group in groups for sample in group.samples):
+    assert any(map(was_cut, samples)), "no turn was cut, so nothing was tested"
+    for sample in samples:
         assert sample.finish_reason == "stop"
         assert all(Move.model_validate_json(turn.text) for turn in sample.turns)
-        versions = np.full(len(sample.loss_mask), -1) if sample.token_versions is None else sample.token_versions
-        cut += ((np.diff(versions) > 0) & sample.loss_mask[:-1] & sample.loss_mask[1:]).any()
-    assert cut, "no turn was cut, so nothing was tested"
+    batch = pack(members_of(groups), normalizers=COUNTS, multiple=64)
     places = batch.loss_positions
     assert (scores(pair, batch).logprobs[places] - batch.sampler_logprobs[places]).abs().max() < 2e-5
 
