@@ -32,7 +32,7 @@ _LONGER = re.compile(
 )
 """Parts of units that some leave out. Without them, hours are h, and a.m. is am."""
 _HALF_LINE = re.compile(
-    r"(?:\\quad|\s)*([a-z])\s*(<|>|\\leq?|\\geq?|[≤≥])(?![a-z])\s*([^<>≤≥]*?)(?:\\quad|\s)*"
+    r"(?:\\quad|\s)*([a-z])\s*(<|>|\\leq?|\\geq?|[≤≥])(?![a-z])\s*+([^<>≤≥]*?)(?:\\quad|\s)*"
 )
 _SIGNS = str.maketrans({"∞": r"\infty ", "∅": r"\emptyset ", "·": r"\cdot ", "²": "^2", "³": "^3"})
 _LETTERS = re.compile(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchtitan_rl import rewards
+from torchtitan_rl.data import math_answers
 from torchtitan_rl.data.answer_kinds import KINDS
 from torchtitan_rl.data.answers import OR, as_number, equal_texts, final_answer, last_number
 from torchtitan_rl.data.math_answers import equal_math
@@ -252,6 +253,12 @@ def test_a_completion_that_repeats_itself_costs_little_time(piece):
         assert not equal_texts(text, "B")
         assert as_number(last_number(text) or "") != 5
     assert time.monotonic() - began < 5
+
+
+def test_a_half_line_with_many_spaces_costs_little_time():
+    began = time.process_time()
+    math_answers._latex("x<" + " " * 990 + "<")
+    assert time.process_time() - began < 1
 
 
 def test_think_tag_may_be_opened_by_the_chat_template():

@@ -83,7 +83,12 @@ class ReasoningGym(ProceduralTask):
         return self._score(answer, prompt.columns["entry"]) >= 0.999
 
     def _score(self, answer: str | None, entry: dict[str, Any]) -> float:
-        return float(self._sources[entry["metadata"]["source_dataset"]].score_answer(answer, entry))
+        """Returns the task's score; 0 for an answer that it cannot parse, for which some tasks raise an error."""
+        source = self._sources[entry["metadata"]["source_dataset"]]
+        try:
+            return float(source.score_answer(answer, entry))
+        except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError):
+            return 0.0
 
     def _settings(self, name: str) -> dict[str, Any]:
         """Returns the settings of a task. A value that is no JSON is a text."""

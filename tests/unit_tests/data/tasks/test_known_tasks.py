@@ -159,3 +159,12 @@ def test_reasoning_gym_reads_the_last_number_of_a_completion_without_tags():
     entry, answer = [example.columns["entry"]], example.expected_answer
     assert task.score(completions=[f"The GCD of these numbers is {answer}."], entry=entry) == [1.0]
     assert task.score(completions=[f"{answer}, or rather {int(answer) + 1}"], entry=entry) == [0.0]
+
+
+def test_reasoning_gym_gives_0_for_an_answer_that_a_task_cannot_parse():
+    pytest.importorskip("pycosat", reason="reasoning_gym needs it, and a C compiler to install it")
+    task = ReasoningGym.Config(tasks=[("prime_factorization", 1.0)]).build()
+    [example] = task.held_out_examples(1)
+    entry, right = example.columns["entry"], example.expected_answer
+    answers = ["<answer>two and three</answer>", f"<answer>{right}</answer>"]
+    assert task.score(completions=answers, entry=[entry] * 2) == [0.0, 1.0]
