@@ -42,6 +42,14 @@ def test_tensorboard_holds_scalars_histograms_and_a_markdown_table(recorder, tmp
     assert "eval" in events.Tensors("evaluation/samples/text_summary")[0].tensor_proto.string_val[0].decode()
 
 
+def test_tensorboard_takes_a_distribution_of_numbers_beyond_its_bins(recorder, tmp_path):
+    run = recorder(sinks=["tensorboard"])
+    record_metric("x", [1e30, -1e300], Reduce.DISTRIBUTION)
+    run.flush(1)
+    run.close()
+    assert len(tensorboard_events(tmp_path / "tensorboard").Histograms("x/histogram")) == 1
+
+
 def test_tensorboard_shows_each_step_once_after_a_resumption(recorder, tmp_path):
     for steps in ((1, 2, 3, 4), (3, 4, 5)):
         run = recorder(sinks=["tensorboard"])

@@ -11,6 +11,8 @@ from torchtitan_rl.text import head_and_tail
 MAX_CELL_CHARACTERS = 4000
 """Longer cells are shortened to head and tail. The local store has the full text."""
 
+LARGEST_BIN = 9e19
+"""TensorBoard raises if all values of a histogram are outside of its bins."""
 READ_FIRST = ("prompt", "response", "expected_answer", "answer", "reward", "advantage")
 """The first lines of a sample table."""
 
@@ -35,8 +37,8 @@ class TensorboardSink(Sink):
         for key, value in record.values.items():
             self._writer.add_scalar(key, value, record.step, walltime=record.time_s)
         for key, values in record.distributions.items():
-            name = f"{key}/histogram"
-            self._writer.add_histogram(name, values, record.step, walltime=record.time_s)
+            name, shown = f"{key}/histogram", values.clip(-LARGEST_BIN, LARGEST_BIN)
+            self._writer.add_histogram(name, shown, record.step, walltime=record.time_s)
         for key, rows in record.tables.items():
             self._writer.add_text(key, _markdown(rows), record.step, walltime=record.time_s)
         self._writer.flush()
