@@ -118,7 +118,7 @@ def learn() -> RunConfig:
     config = step()
     config.task = CodingAgents.Config(graded=True)
     config.num_steps, config.sampling.n = 10, 8
-    config.trainer.optimizer.lr = 1e-3
+    config.trainer.optimizer.lr = 4e-4
     config.sampling.stop = []
     config.conversations.max_open = 4
     return config
