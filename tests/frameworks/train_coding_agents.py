@@ -117,8 +117,8 @@ def learn() -> RunConfig:
     """Steps of two prompts in groups of eight, whose reward is what the agent has written."""
     config = step()
     config.task = CodingAgents.Config(graded=True)
-    config.num_steps, config.sampling.n = 10, 8
-    config.trainer.optimizer.lr = 4e-4
+    config.num_steps, config.sampling.n = 7, 8
+    config.trainer.optimizer.lr, config.trainer.lr_scheduler.warmup_steps = 4e-4, 2
     config.sampling.stop = []
     config.conversations.max_open = 4
     return config
