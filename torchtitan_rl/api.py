@@ -114,8 +114,7 @@ def train(
         UserError: for wrong input. A run that fails raises its error, which the run folder has too.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher's ranks
-    # Else the engine warns of NUMA. torch reads it when it is first imported.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch, which warns of NUMA else
     from torchtitan_rl import comm, events
     from torchtitan_rl.command.train import train_run, write_failure
     from torchtitan_rl.run.rank_output import RankLog

@@ -138,10 +138,9 @@ def pack(
             micro-batch has each in both.
     """
     segments = _laid_out(members, share_prompts)
-    shared = np.array([segment.shared for segment in segments], dtype=np.int64)  # [segments]
-    lengths = np.array([segment.length for segment in segments], dtype=np.int64)  # [segments]
-    own_lengths = lengths - shared  # [segments], those of `SegmentLayout.of` before padding
-    filled, longest = int(own_lengths.sum()), int(lengths.max(initial=0))
+    # [segments], those of `SegmentLayout.of` before padding
+    own_lengths = np.array([one.length - one.shared for one in segments], dtype=np.int64)
+    filled, longest = int(own_lengths.sum()), max((one.length for one in segments), default=0)
     padding_lengths = _padding_lengths(filled, longest, multiple)
     row = _Row(members, segments, own_lengths, sum(padding_lengths))
     episodes = [member.episode for member in members]
