@@ -6,6 +6,7 @@ tiles of C tokens by R vocabulary rows. Temporaries in bytes:
   4 R D, 4 T D  sums of the backward
   4 R D, 4 T D  on a CPU with bfloat16: a block of the weight and the hidden states in float32
   24 T          statistics of each of the Vs / R blocks, in the forward
+  4 T Vs        on a CPU: the logits that the backward reads, up to CPU_KEPT
 The gradient of the weight has the weight's dtype.
 """
 
@@ -25,6 +26,9 @@ than many that would stay in the GPU's cache."""
 
 CPU_ROWS = 1024
 """Vocabulary rows of a tile that stays in a CPU's cache."""
+
+CPU_KEPT = 2**27
+"""Logits that a CPU keeps for the backward, which computes others again: 512 MiB."""
 
 DROPPED = -1e30
 """The logit of a token that the sampler did not keep. It is finite, because a tile of them alone would otherwise be NaN."""
@@ -141,9 +145,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     With z the scaled logits of a token, p = softmax(z) and H its entropy:
       d log p(y) / dz = onehot(y) - p        dH / dz = -p * (log p + H)
-    The backward reuses the forward's peak and log-sum and recomputes each tile's logits. The outer loop is over
-    blocks of the vocabulary: each block of the weight is widened once, and its gradient is complete at the end of
-    the block. With a sharded vocabulary each rank holds rows [first_row, first_row + Vs) of W. The results are the same on
+    The backward reuses the forward's peak and log-sum, and computes again the logits that were not kept. The outer loop is
+    over blocks of the vocabulary: each block of the weight is widened once, and its gradient is complete at the end of the
+    block. With a sharded vocabulary each rank holds rows [first_row, first_row + Vs) of W. The results are the same on
     every rank, and the gradient to `hidden` is this rank's term of a sum over ranks.
     """
 
@@ -163,12 +167,17 @@ class _ChunkedLogprobs(torch.autograd.Function):
         # [T] the label's logit if this rank has it
         label_logit = hidden.new_zeros(len(hidden), dtype=torch.float64)
         has_label = torch.zeros_like(label_logit, dtype=torch.bool)  # [T]
+        ctx.logits = []  # [C, R] each, of the first tiles
+        room = 0 if hidden.is_cuda or not ctx.needs_input_grad[0] else CPU_KEPT
         for i, rows in enumerate(blocks):
             block = wide(weight[rows])  # [R, D]
             for tokens, in_tile, label_row in _tiles(labels, rows, constants):
                 logits = product(operand[tokens], block.T)  # [C, R]
                 _drop(logits, tokens, rows, constants)
                 # Before `statistics` overwrites the logits.
+                room -= logits.numel()
+                if room >= 0:
+                    ctx.logits.append(logits.clone())
                 at_label = logits.gather(-1, label_row)[:, 0]  # [C]
                 label_logit[tokens] += torch.where(in_tile, at_label, 0)
                 has_label[tokens] |= in_tile
@@ -205,8 +214,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
             block = wide(weight[rows])  # [R, D]
             grad_block = torch.zeros_like(weight[rows], dtype=peak.dtype)  # [R, D]
             for tokens, in_tile, label_row in _tiles(labels, rows, constants):
-                logits = product(operand[tokens], block.T)  # [C, R]
-                _drop(logits, tokens, rows, constants)
+                if ctx.logits:
+                    logits = ctx.logits.pop(0)  # [C, R]
+                else:
+                    logits = product(operand[tokens], block.T)  # [C, R]
+                    _drop(logits, tokens, rows, constants)
                 of_tile = [values[tokens, None] for values in of_tokens]  # [C, 1] each
                 grad_logits = gradient(logits, sharpness, *of_tile)  # [C, R]
                 at_label = torch.where(in_tile[:, None], g_logprobs[tokens, None], 0)  # [C, 1]

@@ -37,20 +37,34 @@ def kept_at_random(labels):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("chunk", [1, 4, 5, T, 100])
 @pytest.mark.parametrize("rows", [5, V, 100])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_tiled_logprobs_equal_dense_forward_and_backward_for_every_tile_size(chunk, rows, temperature, masked):
+@pytest.mark.parametrize(("temperature", "kept_logits"), [(1.0, 2**27), (0.7, 0), (0.7, T * V // 2)])
+def test_tiled_logprobs_equal_dense_forward_and_backward_for_every_tile_size(
+    chunk, rows, temperature, masked, kept_logits, monkeypatch
+):
+    monkeypatch.setattr(logprobs, "CPU_KEPT", kept_logits)
     hidden, weight, labels = inputs()
     keeps, kept = kept_at_random(labels) if masked else (None, None)
     coefficients = torch.randn(2, T, dtype=torch.float64)
 
     def grads(pair):
-        return torch.autograd.grad((torch.stack(pair) * coefficients).sum(), (hidden, weight))
+        return torch.autograd.grad((torch.stack(pair) * coefficients).sum(), (hidden, weight), retain_graph=True)
 
     tiles = {"chunk_tokens": chunk, "chunk_rows": rows}
     found = chunked_logprobs(hidden, weight, labels, kept=kept, temperature=temperature, **tiles)
     expected = dense(hidden, weight, labels, temperature, keeps)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(grads(found), grads(expected), rtol=0, atol=1e-10)
+    first = grads(found)
+    torch.testing.assert_close(first, grads(expected), rtol=0, atol=1e-10)
+    assert all(map(torch.equal, grads(found), first))  # after the first backward no logits are kept
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_forward_without_a_backward_keeps_no_logits(frozen):
+    hidden, weight, labels = inputs()
+    logprob, _ = chunked_logprobs(hidden.detach() if frozen else hidden, weight, labels, chunk_rows=10)
+    assert len(logprob.grad_fn.logits) == (0 if frozen else 4)
+    with torch.no_grad():
+        assert chunked_logprobs(hidden * 1, weight, labels)[0].grad_fn is None
 
 
 def head_of(logits):
