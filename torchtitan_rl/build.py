@@ -36,7 +36,7 @@ from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine
 from torchtitan_rl.generator_rank import GeneratorRank
 from torchtitan_rl.link import Link
 from torchtitan_rl.models.hf_config import spec_from_folder
-from torchtitan_rl.models.hf_decoder import longest_window
+from torchtitan_rl.models.hf_decoder import HFDecoder, longest_window
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.observe.evaluation_results import results_folder
@@ -326,6 +326,7 @@ def _build_generator(
             lora_request=lora_request() if lora else None,
             records_kept=records_kept,
             tool_call_parser=config.conversations.tool_call_parser,
+            norms_round_once=not isinstance(model, HFDecoder.Config),
         )
     if tp_size > 1:
         from vllm.distributed.parallel_state import get_tp_group

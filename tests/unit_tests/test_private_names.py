@@ -63,6 +63,8 @@ NAMES = [
     Private("vllm.v1.worker.gpu_model_runner:GPUModelRunner#input_batch", "generator/patches.py", "whether a CPU engine's request is in the batch"),
     Private("vllm.v1.worker.gpu_input_batch:CachedRequestState#block_ids", "generator/patches.py", "the blocks of a CPU engine's request"),
     Private("vllm.v1.worker.gpu_input_batch:InputBatch#req_id_to_index", "generator/patches.py", "whether a CPU engine's request is in the batch"),
+    Private("vllm.ir.op:IrOpImpl#supported", "generator/patches.py", "lets a CPU engine use a kernel", True),
+    Private("vllm.ir.op:IrOpImpl#impl_fn", "generator/patches.py", "gives that kernel contiguous tensors", True),
     Private("vllm.lora.model_manager:LoRAModelManager#model.lora_manager", "sync/lora_engine.py, generator/patches.py", "replaces the adapter in process"),
     Private("vllm.lora.model_manager:LoRAModelManager#modules", "generator/patches.py", "the engine's adapted layers"),
     Private("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA#lora_a_stacked", "generator/patches.py", "the buffer of an adapter, for its checksum"),

@@ -22,6 +22,7 @@ from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.generator_config import GeneratorConfig
 from torchtitan_rl.generator.patches import (
     Float32Head,
+    fuse_norms,
     replace_engine_parts,
     replace_grammar_backend,
     stop_engine,
@@ -65,6 +66,7 @@ class Generator(Configurable):
         lora_request: "LoRARequest | None" = None,
         records_kept: bool = False,
         tool_call_parser: str | None = None,
+        norms_round_once: bool = False,
     ) -> None:
         """Start an engine with empty weights. `WeightSync.push` must fill them before `generate`.
 
@@ -76,6 +78,7 @@ class Generator(Configurable):
             lora_request: names the LoRA adapter that all requests use; None: the engine has none.
             records_kept: record the tokens that the sampler keeps, for completions to learn from.
             tool_call_parser: of the environments' conversations. With records, their agents may ask for grammars.
+            norms_round_once: the policy's norms, as PyTorch's, do not round before they multiply by their weight.
         """
         self.config = config
         self.tokenizer = tokenizer
@@ -88,7 +91,10 @@ class Generator(Configurable):
         self.num_replicas = dist.get_world_size() // config.tensor_parallel_degree
         self.end_token_ids = end_token_ids(hf_assets_path, tokenizer)
         self._hidden_token_ids = hidden_token_ids(tokenizer)
-        self.llm = start_engine(config, hf_assets_path, seed=seed, **(lora_options or {}))
+        options = dict(lora_options or {})
+        if ON_CPU and config.dtype == "bfloat16" and norms_round_once:
+            options["ir_op_priority"] = fuse_norms()
+        self.llm = start_engine(config, hf_assets_path, seed=seed, **options)
         self._sleeps = self.llm.model_config.enable_sleep_mode
         self.asleep = False
         """Whether weights and KV cache are not in memory."""

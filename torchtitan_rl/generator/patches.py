@@ -6,7 +6,7 @@
 import copy
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
+
+T = TypeVar("T")
 
 
 def stop_engine(llm: "LLM") -> None:
@@ -185,6 +187,24 @@ class Float32Head:
 def _multiply_in(precision: str) -> None:
     """Set the least precision in which oneDNN multiplies float32 matrices: "bf16", or "none" for torch's default."""
     torch.backends.mkldnn.matmul.fp32_precision = precision
+
+
+def fuse_norms() -> dict[str, list[str]]:
+    """Let CPU engines normalise with a kernel that vLLM has for them and does not use. It takes a fifth of the time, and rounds once.
+    Returns the option `ir_op_priority`."""
+    from vllm import ir, kernels  # noqa: F401 (the second registers kernels)
+
+    names = ["rms_norm", "fused_add_rms_norm"]
+    for kernel in (getattr(ir.ops, name).impls["vllm_c"] for name in names):
+        if not kernel.supported:
+            kernel.supported = True
+            kernel.impl_fn = partial(_on_contiguous, kernel.impl_fn)
+    return {name: ["vllm_c"] for name in names}
+
+
+def _on_contiguous(kernel: Callable[..., T], *args: Any) -> T:
+    """Returns what a kernel that reads tensors as if they were contiguous makes of any."""
+    return kernel(*(a.contiguous() if isinstance(a, Tensor) else a for a in args))
 
 
 def repack_experts(model: nn.Module) -> None:

@@ -1,10 +1,11 @@
-"""The float32 copy of a bfloat16 CPU engine's output head."""
+"""What a bfloat16 CPU engine rounds: the float32 copy of its output head, and its norms."""
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import rms_norm
 
-from torchtitan_rl.generator.patches import Float32Head
+from torchtitan_rl.generator.patches import Float32Head, fuse_norms
 
 
 class Processor(nn.Module):
@@ -66,3 +67,24 @@ def test_logits_have_the_digits_of_float32_and_other_products_keep_theirs():
     with pytest.raises(RuntimeError):
         engine.logits_processor(engine.lm_head, hidden[:, :3])
     assert torch.backends.mkldnn.matmul.fp32_precision == "none"
+
+
+@pytest.mark.parametrize("shape", ["whole", "part of a row"])
+def test_norms_round_as_pytorchs_do(shape):
+    from vllm import ir
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(40, 3, 64).bfloat16(), torch.rand(64).bfloat16() + 0.5
+    if shape == "part of a row":  # as queries and keys
+        x = torch.randn(40, 5, 64).bfloat16()[:, 1:4]
+    expected = rms_norm(x, (64,), weight, 1e-6)
+    for norm in ("rms_norm", "rms_norm", "fused_add_rms_norm"):
+        [kernel] = fuse_norms()[norm]
+        impl = getattr(ir.ops, norm).impls[kernel]
+        assert impl.supported
+        if norm == "rms_norm":
+            found = impl.impl_fn(x, weight, 1e-6)
+        else:
+            found, _ = impl.impl_fn(x, torch.zeros_like(x), weight, 1e-6)
+        assert (found == expected).float().mean() > 0.95  # vLLM's own: two thirds
+        torch.testing.assert_close(found, expected)
