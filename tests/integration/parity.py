@@ -204,6 +204,7 @@ def main() -> None:
         sampling=SamplingConfig(n=2, max_tokens=16, stop_token_ids=list(range(1, 60))),
         seed=0,
         environments=EchoingConversations(),
+        norms_round_once=True,
     )
     sync_diffs = check_sync(model, adapter, generator, 8 * dims.tp, failures)
     found = {"policy_diff": policy_diff, "sync_diffs": sync_diffs, "failures": failures}

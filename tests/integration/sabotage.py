@@ -59,6 +59,7 @@ class Engine:
             tokenizer=TokenizerStandIn(),
             sampling=SamplingConfig(n=2, max_tokens=4),
             seed=0,
+            norms_round_once=True,
         )
         self.link = link
         self._faults = ExitStack()

@@ -22,7 +22,6 @@ from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.generator_config import GeneratorConfig
 from torchtitan_rl.generator.patches import (
     Float32Head,
-    fuse_norms,
     replace_engine_parts,
     replace_grammar_backend,
     stop_engine,
@@ -91,10 +90,8 @@ class Generator(Configurable):
         self.num_replicas = dist.get_world_size() // config.tensor_parallel_degree
         self.end_token_ids = end_token_ids(hf_assets_path, tokenizer)
         self._hidden_token_ids = hidden_token_ids(tokenizer)
-        options = dict(lora_options or {})
-        if ON_CPU and config.dtype == "bfloat16" and norms_round_once:
-            options["ir_op_priority"] = fuse_norms()
-        self.llm = start_engine(config, hf_assets_path, seed=seed, **options)
+        options = {"seed": seed, **(lora_options or {})}
+        self.llm = start_engine(config, hf_assets_path, norms_round_once, **options)
         self._sleeps = self.llm.model_config.enable_sleep_mode
         self.asleep = False
         """Whether weights and KV cache are not in memory."""

@@ -6,7 +6,7 @@
 import copy
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,6 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
-
-T = TypeVar("T")
 
 
 def stop_engine(llm: "LLM") -> None:
@@ -202,7 +200,7 @@ def fuse_norms() -> dict[str, list[str]]:
     return {name: ["vllm_c"] for name in names}
 
 
-def _on_contiguous(kernel: Callable[..., T], *args: Any) -> T:
+def _on_contiguous(kernel: Callable[..., Any], *args: Any) -> Any:
     """Returns what a kernel that reads tensors as if they were contiguous makes of any."""
     return kernel(*(a.contiguous() if isinstance(a, Tensor) else a for a in args))
 

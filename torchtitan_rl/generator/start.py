@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.generator.generator_config import GeneratorConfig
-from torchtitan_rl.generator.patches import name_shared_memory
+from torchtitan_rl.generator.patches import fuse_norms, name_shared_memory
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -37,14 +37,18 @@ TORCHVISION = (
 """What it imports of it."""
 
 
-def start_engine(config: GeneratorConfig, hf_assets_path: str, **options: Any) -> "LLM":
-    """Returns vLLM's engine with empty weights. `options`: further keyword arguments of `vllm.LLM`."""
+def start_engine(
+    config: GeneratorConfig, hf_assets_path: str, norms_round_once: bool = False, **options: Any
+) -> "LLM":
+    """Returns vLLM's engine with empty weights. `options`: further keyword arguments of `vllm.LLM`; otherwise as for `Generator`."""
     from vllm import LLM
 
     degree = config.tensor_parallel_degree
     replica, rank_in_replica = divmod(dist.get_rank(), degree)
     siblings = range(replica * degree, (replica + 1) * degree)
     job = os.environ["MASTER_PORT"]
+    if ON_CPU and config.dtype == "bfloat16" and norms_round_once:
+        options["ir_op_priority"] = fuse_norms()
     if ON_CPU:
         name_shared_memory(job)
     unlink_shared_memory(job, siblings, rank_in_replica)  # left by a killed run

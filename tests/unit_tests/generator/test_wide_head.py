@@ -1,11 +1,18 @@
 """What a bfloat16 CPU engine rounds: the float32 copy of its output head, and its norms."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import rms_norm
 
+from torchtitan_rl import build
+from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.patches import Float32Head, fuse_norms
+from torchtitan_rl.generator.start import start_engine
+from torchtitan_rl.models.hf_decoder import HFDecoder
 
 
 class Processor(nn.Module):
@@ -88,3 +95,22 @@ def test_norms_round_as_pytorchs_do(shape):
             found, _ = impl.impl_fn(x, torch.zeros_like(x), weight, 1e-6)
         assert (found == expected).float().mean() > 0.95  # vLLM's own: two thirds
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("model", "rounds_once"), [(object(), True), (object.__new__(HFDecoder.Config), False)])
+def test_engines_round_norms_as_the_policys_modules_do(model, rounds_once, tmp_path):
+    generator = SimpleNamespace(tensor_parallel_degree=1, router_replay=True, build=lambda **given: given)
+    config = SimpleNamespace(
+        generator=generator, model_spec=SimpleNamespace(model=model), hf_assets_path=str(tmp_path), sampling=None, seed=0,
+        conversations=SimpleNamespace(tool_call_parser=None),
+    )  # fmt: skip
+    assert build._build_generator(config, None, None, None)["norms_round_once"] is rounds_once
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("rounds_once", [True, False])
+def test_a_cpu_engine_in_bfloat16_gets_the_norms_that_round_once(one_rank, dtype, rounds_once, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr("vllm.LLM", lambda **given: given)
+    given = start_engine(Generator.Config(dtype=dtype), str(tmp_path), rounds_once)
+    assert ("ir_op_priority" in given) == (ON_CPU and rounds_once and dtype == "bfloat16")
