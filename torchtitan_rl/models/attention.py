@@ -187,7 +187,7 @@ class PackedSDPA(VarlenAttention):
             q = _to_rows(q_packed, batch.queries, batch.num_queries, H)  # [R, N, Q, H]
             k = _to_rows(k_packed, batch.source, batch.width, H)  # [R, Nkv, W, H]
             v = _to_rows(v_packed, batch.source, batch.width, H)  # [R, Nkv, W, H]
-            out = self._attend(q, k, v, batch.mask, scale=scale, enable_gqa=enable_gqa)
+            out = self._attend(q, k, v, batch.mask, scale, enable_gqa)
             out = out.transpose(1, 2)  # [R, Q, N, H]
             cells.append(out.flatten(0, 1).flatten(1))  # [R*Q, N*H]
         out = F.embedding(attention_masks.query, torch.cat(cells))  # [T, N*H]
@@ -199,7 +199,6 @@ class PackedSDPA(VarlenAttention):
         k: Tensor,
         v: Tensor,
         mask: Tensor | None,
-        *,
         scale: float | None,
         enable_gqa: bool,
     ) -> Tensor:

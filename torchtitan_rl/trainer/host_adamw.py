@@ -84,22 +84,13 @@ class HostAdamW(torch.optim.AdamW):
     def _compute(
         self, group: dict[str, Any], bucket: list[Tensor], moments: Sequence[Tensor]
     ) -> None:
-        adamw(
-            bucket,
-            [p.grad for p in bucket],
-            moments[::2],
-            moments[1::2],
-            [],
-            [self.state[p]["step"] for p in bucket],
-            fused=group["fused"],
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+        names = ("lr", "weight_decay", "eps", "amsgrad", "maximize", "fused")
+        options = {name: group[name] for name in names}
+        beta1, beta2 = group["betas"]
+        steps = [self.state[p]["step"] for p in bucket]
+        gradients = [p.grad for p in bucket]
+        averages = moments[::2], moments[1::2]
+        adamw(bucket, gradients, *averages, [], steps, beta1=beta1, beta2=beta2, **options)
 
 
 def _buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -4,6 +4,7 @@ rank."""
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -82,13 +83,8 @@ class Batcher:
         batches = self._packed(plan, groups, columns=loss.reads)
         tokens, _, loss_tokens = self._work(no_gradient)
         scored_tokens, _, scored_loss_tokens = self._work(scored)
-        return MiniBatch(
-            plan=plan,
-            num_forward_only=num_forward_only,
-            loss_tokens_for_one=loss_tokens / max(scored_loss_tokens, 1),
-            unscored_tokens=tokens - scored_tokens,
-            batches=batches,
-        )
+        for_one = loss_tokens / max(scored_loss_tokens, 1)
+        return MiniBatch(plan, num_forward_only, for_one, tokens - scored_tokens, batches)
 
     def microbatches(self, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
         """Plan and pack the groups for forwards that read no credit. Returns this rank's micro-batches."""
@@ -96,20 +92,16 @@ class Batcher:
         return self._packed(self.plan(items), groups)
 
     def _work(self, items: Sequence[Item]) -> tuple[int, int, int]:
-        members = [member for item in items for member in item]
-        return count_work(members, share_prompts=self.share_prompts)
+        return count_work([*chain.from_iterable(items)], share_prompts=self.share_prompts)
 
     def _packed(
         self, plan: Plan, groups: Sequence[Group[Episode]], columns: Sequence[str] = ()
     ) -> list[TrainBatch]:
         """This rank's micro-batches. `groups`: of the whole optimizer step, for the normalizers."""
-        settings = {
-            "normalizers": self.algorithm.normalizers(groups),
-            "multiple": self.multiple,
-            "share_prompts": self.share_prompts,
-            "columns": columns,
-        }
-        return [pack(members, **settings) for members in plan[self.rank]]
+        sums = self.algorithm.normalizers(groups)
+        layout = {"multiple": self.multiple, "share_prompts": self.share_prompts}
+        own = plan[self.rank]
+        return [pack(members, normalizers=sums, columns=columns, **layout) for members in own]
 
     def plan(self, items: Sequence[Item]) -> Plan:
         """Assign items to ranks and split each rank's share into micro-batches. Warns once of an item over the token budget.
@@ -186,11 +178,8 @@ def draw(items: Sequence[Item], *, known: int) -> list[Item]:
     Args:
         known: fresh tokens of the optimizer step that have a gradient and are compared in any case.
     """
-    names = [
-        (member.prompt.prompt_idx, member.episode.completion.policy_version)
-        for item in items
-        for member in item
-    ]
+    members = chain.from_iterable(items)
+    names = [(m.prompt.prompt_idx, m.episode.completion.policy_version) for m in members]
     chosen: set[int] = set()
     for i in np.random.default_rng(np.ravel(names)).permutation(len(items)):
         if len(chosen) * ONE_IN >= len(items) and known >= LEAST_TOKENS:
@@ -202,8 +191,8 @@ def draw(items: Sequence[Item], *, known: int) -> list[Item]:
 
 def _fresh_tokens(items: Sequence[Item]) -> int:
     """The sampled tokens of the newest weights, on which the gate compares trainer and sampler."""
-    masks = [member.episode.completion.fresh_mask for item in items for member in item]  # [L] each
-    return sum(map(np.count_nonzero, masks))
+    members = chain.from_iterable(items)
+    return sum(np.count_nonzero(member.episode.completion.fresh_mask) for member in members)
 
 
 def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[Group[Episode]]]:

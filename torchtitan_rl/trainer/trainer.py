@@ -256,11 +256,10 @@ class Trainer(Configurable):
         (loss, norm, *numbers), scores = _on_host([loss, norm, *numbers], scores)
         # Raises NonFiniteError on this rank alone if one of its tokens is not finite.
         metrics = [output.read(values) for output, values in zip(outputs, numbers, strict=True)]
-        for i in range(minibatch.num_forward_only):
-            metrics[i] = {
-                name: metric._replace(weight=metric.weight * minibatch.loss_tokens_for_one)
-                for name, metric in metrics[i].items()
-            }
+        for of_batch in metrics[: minibatch.num_forward_only]:
+            for name, metric in of_batch.items():
+                weight = metric.weight * minibatch.loss_tokens_for_one
+                of_batch[name] = metric._replace(weight=weight)
         for batch, own in zip(minibatch.batches, scores, strict=True):
             keep_columns(batch, own.columns)
         return _Gradient(float(loss), float(norm), scores, metrics)
