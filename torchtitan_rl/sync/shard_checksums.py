@@ -54,6 +54,8 @@ class ShardChecksums:
             for number, (name, rows) in enumerate(rows_of_names.items()):
                 self.shapes[name] = (len(rows), *shape[1:], 1)[:2]
                 weights[number, rows] = place_weights(torch.arange(len(rows)))
+        if not shard.numel():  # more ranks than rows: as of an adapter's A
+            return
         first_row, first_column = (*offsets, 0)[:2]
         weights = weights[:, first_row : first_row + shard.shape[max(0, shard.ndim - 2)]]
         first, alike = (first_row, first_column), (shard.shape, scale, weights.numpy().tobytes())

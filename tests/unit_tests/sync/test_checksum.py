@@ -7,6 +7,7 @@ import torch
 
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.sync.checksum import Matrices, place_weights
+from torchtitan_rl.sync.shard_checksums import ShardChecksums
 
 SHAPES = [(7, 5), (3, 513), (600, 36), (5, 1200), (1, 1)]
 
@@ -94,3 +95,13 @@ def test_vector_is_summed_as_one_column():
 @pytest.mark.skipif(not ON_CPU, reason="a GPU engine's matrices are not read back by products")
 def test_subnormal_values_count_as_zero_on_a_cpu(dtype):
     assert checksum(torch.tensor([-0.0, 1e-39], dtype=dtype)) == checksum(torch.zeros(2, dtype=dtype))
+
+
+def test_a_rank_without_rows_of_a_matrix_adds_nothing_to_its_checksums(one_rank):
+    none, two_rows = torch.zeros(0, 64), torch.ones(2, 64)
+    no_rows = torch.arange(0)
+    fused = dict.fromkeys("qkv", no_rows)  # one matrix under three names
+    shards = ShardChecksums([(none, fused), (none, {"up": no_rows}), (two_rows, {"down": torch.arange(2)})])
+    *of_none, of_two = shards.checksums(torch.float32).tolist()
+    assert of_none == [0, 0, 0, 0]
+    assert of_two != 0
